@@ -1,0 +1,103 @@
+"""What a family file states: how it writes its configuration, and what it calls its weights."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+from models.config import ModelConfig, RopeScaling
+from models.errors import UnsupportedError
+
+Json = Mapping[str, Any]
+Renames = tuple[tuple[str, str], ...]  # pattern -> replacement, applied in order
+Pieces = list[tuple[str, Tensor]]
+
+ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh", "silu", "relu"]] = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "silu": "silu",
+    "swish": "silu",
+    "relu": "relu",
+}
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """One `architectures` entry of a family: what it answers, and its weights' names (ours begin with "head.").
+
+    `activation` is the one inside a sequence head.
+    """
+
+    kind: Literal["generate", "classify", "embed"]
+    renames: Renames = ()
+    activation: Literal["tanh", "relu"] = "tanh"
+
+
+def whole(name: str, tensor: Tensor) -> Pieces:
+    """Keep a weight as it is."""
+    return [(name, tensor)]
+
+
+@dataclass(frozen=True)
+class Family:
+    """`prefix` is the base model's name in front of weights; `drop` matches names that carry nothing for us."""
+
+    name: str
+    prefix: str
+    config: Callable[[Json], ModelConfig]
+    renames: Renames
+    heads: Mapping[str, HeadSpec]
+    convert: Callable[[str, Tensor], Pieces] = field(default=whole)
+    drop: str = r"$^"
+
+
+def rename(family: Family, head_renames: Renames, name: str, tensor: Tensor) -> Pieces:
+    """The checkpoint's weight under our names: none if it carries nothing, several if it was fused."""
+    name = name.removeprefix(family.prefix + ".")
+    if re.search(family.drop, name) and not any(re.search(pattern, name) for pattern, _ in head_renames):
+        return []
+    pieces = family.convert(name, tensor)
+    return [(_renamed(piece, (*head_renames, *family.renames)), value) for piece, value in pieces]
+
+
+def _renamed(name: str, renames: Iterable[tuple[str, str]]) -> str:
+    for pattern, ours in renames:
+        name = re.sub(pattern, ours, name)
+    return name
+
+
+def activation(name: str) -> Literal["gelu", "gelu_tanh", "silu", "relu"]:
+    """Our word for an activation function."""
+    if name not in ACTIVATIONS:
+        raise UnsupportedError(f"activation {name!r} is not one of {', '.join(sorted(ACTIVATIONS))}")
+    return ACTIVATIONS[name]
+
+
+def rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, RopeScaling | None]:
+    """Rotary base and scaling, as old (`rope_theta`, `rope_scaling`) and new (`rope_parameters`) configurations say."""
+    parameters: Json = hf.get("rope_parameters") or hf.get("rope_scaling") or {}
+    parameters = parameters.get(layer_type, parameters)
+    base = float(parameters.get("rope_theta") or hf.get("rope_theta") or 10_000.0)
+    match parameters.get("rope_type", parameters.get("type", "default")):
+        case "default":
+            return base, None
+        case "linear":
+            return base, RopeScaling(kind="linear", factor=float(parameters["factor"]))
+        case "llama3":
+            return base, RopeScaling(
+                kind="llama3",
+                factor=float(parameters["factor"]),
+                low_frequency_factor=float(parameters["low_freq_factor"]),
+                high_frequency_factor=float(parameters["high_freq_factor"]),
+                original_positions=int(parameters["original_max_position_embeddings"]),
+            )
+        case other:
+            raise UnsupportedError(f"rope scaling {other!r} is not one of default, linear, llama3")
+
+
+def windowed_layers(hf: Json) -> tuple[bool, ...]:
+    """Which layers see only a window, from `layer_types`; empty if the configuration does not say."""
+    return tuple(kind == "sliding_attention" for kind in hf.get("layer_types") or ())

@@ -1,0 +1,56 @@
+"""Gemma 3 (text): Llama's shape with norms on both sides, normed queries and keys, and windows in most layers."""
+
+from dataclasses import replace
+
+from torch import Tensor
+
+from models.architectures import llama
+from models.architectures.family import Family, HeadSpec, Json, Pieces, activation, rope
+from models.config import ModelConfig
+from models.errors import UnsupportedError
+
+RENAMES = (
+    (r"\.post_attention_layernorm\.", ".attention_post_norm."),
+    (r"\.pre_feedforward_layernorm\.", ".mlp_norm."),
+    (r"\.post_feedforward_layernorm\.", ".mlp_post_norm."),
+    *llama.RENAMES,
+)
+
+
+def convert(name: str, tensor: Tensor) -> Pieces:
+    """Norm weights are stored as their distance from one."""
+    return [(name, tensor + 1)] if name.endswith("norm.weight") else [(name, tensor)]
+
+
+def config(hf: Json) -> ModelConfig:
+    for cap in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if hf.get(cap):
+            raise UnsupportedError(f"{cap} {hf[cap]} is not known here: only checkpoints without it are loaded")
+    if hf.get("use_bidirectional_attention"):
+        raise UnsupportedError("use_bidirectional_attention is not known here")
+    depth, every = hf["num_hidden_layers"], hf.get("sliding_window_pattern") or 6
+    local_base, _ = rope(hf, "sliding_attention")
+    if "rope_parameters" not in hf or "sliding_attention" not in hf["rope_parameters"]:
+        local_base = float(hf.get("rope_local_base_freq", 10_000.0))
+    shape = llama.config({"head_dim": 256, **hf, "hidden_act": hf.get("hidden_activation", "gelu_pytorch_tanh")})
+    return replace(
+        shape,
+        windowed=shape.windowed or tuple(bool((layer + 1) % every) for layer in range(depth)),
+        window_rope_base=local_base,
+        norm_order="sandwich",
+        embedding_scale=hf["hidden_size"] ** 0.5,
+        query_key_norm=True,
+        score_scale=float(hf.get("query_pre_attn_scalar", 256)) ** -0.5,
+        activation=activation(hf.get("hidden_activation", "gelu_pytorch_tanh")),
+    )
+
+
+GEMMA3 = Family(
+    name="gemma3_text",
+    prefix="model",
+    config=config,
+    renames=RENAMES,
+    heads={"Gemma3ForCausalLM": HeadSpec("generate", llama.LANGUAGE_HEAD)},
+    convert=convert,
+    drop=llama.DROP,
+)

@@ -1,0 +1,65 @@
+"""GPT-2: causal, norm before, learned positions, fused and transposed projections."""
+
+import re
+
+from torch import Tensor
+
+from models.architectures.family import Family, HeadSpec, Json, Pieces, activation
+from models.config import ModelConfig
+from models.errors import UnsupportedError
+
+RENAMES = (
+    (r"^wte\.", "tokens."),
+    (r"^wpe\.", "position.table."),
+    (r"^h\.", "blocks."),
+    (r"\.ln_1\.", ".attention_norm."),
+    (r"\.ln_2\.", ".mlp_norm."),
+    (r"^ln_f\.", "final_norm."),
+    (r"\.attn\.(query|key|value)\.", r".attention.\1."),
+    (r"\.attn\.c_proj\.", ".attention.output."),
+    (r"\.mlp\.c_fc\.", ".mlp.up."),
+    (r"\.mlp\.c_proj\.", ".mlp.down."),
+)
+
+
+def convert(name: str, tensor: Tensor) -> Pieces:
+    """Matrices are kept transposed, and query, key and value in one."""
+    if re.search(r"\.(c_attn|c_proj|c_fc)\.weight$", name):
+        tensor = tensor.t()
+    if ".attn.c_attn." in name:
+        parts = zip(("query", "key", "value"), tensor.chunk(3), strict=True)
+        return [(name.replace("c_attn", part), piece) for part, piece in parts]
+    return [(name, tensor)]
+
+
+def config(hf: Json) -> ModelConfig:
+    for switch in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):
+        if hf.get(switch):
+            raise UnsupportedError(f"{switch} is not known here")
+    if not hf.get("scale_attn_weights", True):
+        raise UnsupportedError("scale_attn_weights false is not known here")
+    width, heads = hf["n_embd"], hf["n_head"]
+    return ModelConfig(
+        vocab_size=hf["vocab_size"],
+        width=width,
+        depth=hf["n_layer"],
+        heads=heads,
+        kv_heads=heads,
+        head_width=width // heads,
+        mlp_width=hf.get("n_inner") or 4 * width,
+        max_positions=hf["n_positions"],
+        causal=True,
+        norm_eps=hf.get("layer_norm_epsilon", 1e-5),
+        activation=activation(hf.get("activation_function", "gelu_new")),
+    )
+
+
+GPT2 = Family(
+    name="gpt2",
+    prefix="transformer",
+    config=config,
+    renames=RENAMES,
+    heads={"GPT2LMHeadModel": HeadSpec("generate", ((r"^lm_head\.", "head.output."),))},
+    convert=convert,
+    drop=r"\.attn\.(bias|masked_bias)$",
+)

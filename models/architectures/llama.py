@@ -1,0 +1,80 @@
+"""Llama, Mistral, Qwen2 and Qwen3: causal, RMS norm before, rotary positions, gated MLP, grouped keys and values."""
+
+from dataclasses import replace
+
+from models.architectures.family import Family, HeadSpec, Json, activation, rope, windowed_layers
+from models.config import ModelConfig
+
+RENAMES = (
+    (r"^embed_tokens\.", "tokens."),
+    (r"^layers\.", "blocks."),
+    (r"^norm\.", "final_norm."),
+    (r"\.input_layernorm\.", ".attention_norm."),
+    (r"\.post_attention_layernorm\.", ".mlp_norm."),
+    (r"\.self_attn\.q_proj\.", ".attention.query."),
+    (r"\.self_attn\.k_proj\.", ".attention.key."),
+    (r"\.self_attn\.v_proj\.", ".attention.value."),
+    (r"\.self_attn\.o_proj\.", ".attention.output."),
+    (r"\.self_attn\.q_norm\.", ".attention.query_norm."),
+    (r"\.self_attn\.k_norm\.", ".attention.key_norm."),
+    (r"\.mlp\.(up|gate|down)_proj\.", r".mlp.\1."),
+)
+LANGUAGE_HEAD = ((r"^lm_head\.", "head.output."),)
+DROP = r"rotary_emb\.inv_freq$"
+
+
+def config(hf: Json) -> ModelConfig:
+    """Llama and Mistral; the others change a field or two."""
+    heads = hf["num_attention_heads"]
+    base, scaling = rope(hf)
+    return ModelConfig(
+        vocab_size=hf["vocab_size"],
+        width=hf["hidden_size"],
+        depth=hf["num_hidden_layers"],
+        heads=heads,
+        kv_heads=hf.get("num_key_value_heads") or heads,
+        head_width=hf.get("head_dim") or hf["hidden_size"] // heads,
+        mlp_width=hf["intermediate_size"],
+        max_positions=hf["max_position_embeddings"],
+        causal=True,
+        position="rotary",
+        rope_base=base,
+        rope_scaling=scaling,
+        window=hf.get("sliding_window") or 0,
+        windowed=windowed_layers(hf),
+        norm="rms",
+        norm_eps=hf.get("rms_norm_eps", 1e-6),
+        activation=activation(hf.get("hidden_act", "silu")),
+        gated_mlp=True,
+        qkv_bias=bool(hf.get("attention_bias", False)),
+        output_bias=bool(hf.get("attention_bias", False)),
+        mlp_bias=bool(hf.get("mlp_bias", False)),
+    )
+
+
+def qwen2_config(hf: Json) -> ModelConfig:
+    return replace(_qwen_window(hf), qkv_bias=True, output_bias=False)
+
+
+def qwen3_config(hf: Json) -> ModelConfig:
+    return replace(_qwen_window(hf), query_key_norm=True)
+
+
+def _qwen_window(hf: Json) -> ModelConfig:
+    """Qwen names a window even where `use_sliding_window` is off; where it is on, the upper layers have it."""
+    if not hf.get("use_sliding_window"):
+        return replace(config(hf), window=0, windowed=())
+    first = hf.get("max_window_layers", 0)
+    by_depth = tuple(layer >= first for layer in range(hf["num_hidden_layers"]))
+    return replace(config(hf), windowed=windowed_layers(hf) or by_depth)
+
+
+def _family(name: str, causal_lm: str, config_of: object = config) -> Family:
+    assert callable(config_of)
+    return Family(name, "model", config_of, RENAMES, {causal_lm: HeadSpec("generate", LANGUAGE_HEAD)}, drop=DROP)
+
+
+LLAMA = _family("llama", "LlamaForCausalLM")
+MISTRAL = _family("mistral", "MistralForCausalLM")
+QWEN2 = _family("qwen2", "Qwen2ForCausalLM", qwen2_config)
+QWEN3 = _family("qwen3", "Qwen3ForCausalLM", qwen3_config)

@@ -1,0 +1,217 @@
+"""Attention: who sees whom, scores, mixes.  The only module that turns the ragged layout into padded groups and back.
+
+Dense layers work on packed rows, where padding does not exist.  Only the scores need rectangles, so sequences of like
+size attend together in one Group and the rest in others; `grouping` weighs a group's fixed cost against its padding.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.config import ModelConfig
+from models.positions import Rotary, rotate
+from models.ragged import Ragged
+
+GROUP_COST = 4096  # a further group's fixed cost, in scores; measured on two cores
+EDGE_COST = 16  # reading one more padded row or key, in scores
+
+
+def grouping(lengths: Sequence[int], seen: Sequence[int]) -> list[list[int]]:
+    """Cut sequences with `lengths` query rows over `seen` keys into groups worth padding to one rectangle."""
+    order = sorted(range(len(lengths)), key=lambda n: (-lengths[n], -seen[n], n))
+    groups: list[list[int]] = []
+    rows = keys = 0
+    for n in order:
+        merged_rows, merged_keys = max(rows, lengths[n]), max(keys, seen[n])
+        waste = merged_rows * merged_keys - lengths[n] * seen[n]
+        waste += EDGE_COST * (merged_rows - lengths[n] + merged_keys - seen[n])
+        if groups and merged_keys == keys and waste <= GROUP_COST:
+            groups[-1].append(n)
+        else:
+            groups.append([n])
+            rows, keys = lengths[n], seen[n]
+    return [sorted(group) for group in groups]
+
+
+def padding(lengths: Sequence[int], seen: Sequence[int]) -> int:
+    """Query rows that groups of such sequences compute for nobody."""
+    groups = grouping(lengths, seen)
+    return sum(max(lengths[n] for n in group) * len(group) - sum(lengths[n] for n in group) for group in groups)
+
+
+@dataclass(frozen=True)
+class Group:
+    """N sequences that attend together, padded to Q rows and K keys.
+
+    `rows` are their packed rows [N * Q] (a slice where they lie side by side without padding), `keys` the packed rows
+    of their keys [N * K] or, with a cache, their blocks [N, B].  Masks are added to the scores; None hides nothing.
+    """
+
+    size: int
+    rows: Tensor | slice
+    keys: Tensor | slice
+    mask: Tensor | None  # [N, 1, Q, K]
+    window_mask: Tensor | None
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What all layers of one forward pass share: groups, masks, rotations, and the way back to packed rows."""
+
+    batch: Ragged
+    groups: list[Group]
+    order: Tensor | None  # [T] where each packed row stands in the groups' concatenated output; None: in order
+    turns: tuple[Tensor, Tensor] | None  # rotation of full layers
+    window_turns: tuple[Tensor, Tensor] | None
+
+    @classmethod
+    def of(cls, batch: Ragged, config: ModelConfig, rotaries: Sequence[Rotary], dtype: torch.dtype) -> "Frame":
+        """`rotaries`: none, that of all layers, or those of full and of windowed layers."""
+        turns = [rotary.turns(batch.positions, dtype) for rotary in rotaries]
+        lengths, seen = batch.lengths, batch.seen
+        members = grouping(lengths, seen)
+        groups = [_group(batch, config, group, dtype) for group in members]
+        return cls(batch, groups, _order(batch, members), turns[0] if turns else None, turns[-1] if turns else None)
+
+    def attend(self, config: ModelConfig, layer: int, heads: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """[T, H, D] queries over [T, KV, D] keys and values (and the cached ones): mixed values [T, H * D]."""
+        query, key, value = heads
+        cache, windowed = self.batch.cache, config.is_windowed(layer)
+        if cache is not None:
+            cache.cache.write(layer, cache.slots, key, value)
+        mixed = []
+        for group in self.groups:
+            if cache is None:
+                keys, values = (_take(kept, group.keys).unflatten(0, (group.size, -1)) for kept in (key, value))
+            else:
+                assert isinstance(group.keys, Tensor)
+                keys, values = cache.cache.read(layer, group.keys)
+            queries = _take(query, group.rows).unflatten(0, (group.size, -1))
+            mask = group.window_mask if windowed else group.mask
+            mixed.append(attend(queries, keys, values, mask, config.score_scale or None).flatten(0, 1))
+        packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+        return packed if self.order is None else packed.index_select(0, self.order)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+    """Scaled dot-product attention (Vaswani et al. 2017): [N, Q, H, D] over [N, K, KV, D], to [N, Q, H * D].
+
+    The H / KV query heads that share a key head stand as further rows of it, so that it is read once
+    (grouped-query attention, Ainslie et al. 2023).
+    """
+    n, rows, heads, width = query.shape
+    kv_heads = key.size(2)
+    shared = heads // kv_heads
+    folded = query.view(n, rows, kv_heads, shared, width).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, -1, width)
+    if mask is not None and shared > 1 and mask.size(2) > 1:
+        mask = mask.repeat(1, 1, shared, 1)
+    mixed = F.scaled_dot_product_attention(
+        folded, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=scale
+    )  # [N, KV, shared * Q, D]
+    return mixed.view(n, kv_heads, shared, rows, width).permute(0, 3, 1, 2, 4).reshape(n, rows, heads * width)
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention with grouped keys and values."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.config, self.layer = config, layer
+        inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
+        self.query = nn.Linear(config.width, inner, bias=config.qkv_bias)
+        self.key = nn.Linear(config.width, kv_inner, bias=config.qkv_bias)
+        self.value = nn.Linear(config.width, kv_inner, bias=config.qkv_bias)
+        self.output = nn.Linear(inner, config.width, bias=config.output_bias)
+        normed = config.query_key_norm
+        self.query_norm = nn.RMSNorm(config.head_width, config.norm_eps) if normed else nn.Identity()
+        self.key_norm = nn.RMSNorm(config.head_width, config.norm_eps) if normed else nn.Identity()
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[T, W] to [T, W]."""
+        width = self.config.head_width
+        query = self.query_norm(self.query(x).unflatten(-1, (-1, width)))
+        key = self.key_norm(self.key(x).unflatten(-1, (-1, width)))
+        value = self.value(x).unflatten(-1, (-1, width))
+        turns = frame.window_turns if self.config.is_windowed(self.layer) else frame.turns
+        if turns is not None:
+            query, key = rotate(query, turns), rotate(key, turns)
+        mixed: Tensor = self.output(frame.attend(self.config, self.layer, (query, key, value)))
+        return mixed
+
+
+def _group(batch: Ragged, config: ModelConfig, members: list[int], dtype: torch.dtype) -> Group:
+    lengths, seen = [batch.lengths[n] for n in members], [batch.seen[n] for n in members]
+    device = batch.tokens.device
+    starts = [batch.starts[n] for n in members]
+    rows = _padded_rows(starts, lengths, device)
+    if batch.cache is None:
+        keys, key_count = rows, max(lengths)
+    else:
+        keys = _padded_blocks([batch.cache.tables[n] for n in members], max(seen), batch.cache.cache.size, device)
+        key_count = keys.size(1) * batch.cache.cache.size
+    firsts = [total - new for total, new in zip(seen, lengths, strict=True)]  # position of each member's first row
+    plain = not config.causal and min(seen) == key_count
+    mask = None if plain else _mask(firsts, seen, (max(lengths), key_count), config.causal, 0)
+    window_mask = mask
+    if config.window and max(seen) > config.window:
+        window_mask = _mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
+    return Group(len(members), rows, keys, _additive(mask, dtype, device), _additive(window_mask, dtype, device))
+
+
+def _padded_rows(starts: list[int], lengths: list[int], device: torch.device) -> Tensor | slice:
+    """Packed rows of members padded to the longest by repeating a first row: [N * Q], or a slice of them."""
+    longest = max(lengths)
+    side_by_side = all(start == starts[0] + i * longest for i, start in enumerate(starts))
+    if min(lengths) == longest and side_by_side:
+        return slice(starts[0], starts[0] + longest * len(starts))
+    rows = [start + (q if q < n else 0) for start, n in zip(starts, lengths, strict=True) for q in range(longest)]
+    return torch.tensor(rows, device=device)
+
+
+def _padded_blocks(tables: Sequence[Sequence[int]], longest: int, size: int, device: torch.device) -> Tensor:
+    """[N, B] blocks that hold up to `longest` tokens, padded with block 0 (hidden by the mask)."""
+    count = -(-longest // size)
+    return torch.tensor([[*table[:count], *([0] * (count - len(table)))] for table in tables], device=device)
+
+
+def _mask(firsts: list[int], seen: list[int], shape: tuple[int, int], causal: bool, window: int) -> Tensor:
+    """[N, 1, Q, K] True where a row may look."""
+    rows, keys = shape
+    key = torch.arange(keys)  # [K]
+    asking = torch.tensor(firsts)[:, None] + torch.arange(rows)  # [N, Q]
+    allowed = (key < torch.tensor(seen)[:, None])[:, None, :].expand(-1, rows, -1)
+    if causal:
+        allowed = allowed & (key <= asking[:, :, None])
+    if window:
+        allowed = allowed & (key > asking[:, :, None] - window)
+        if not causal:
+            allowed = allowed & (key < asking[:, :, None] + window)
+    return allowed[:, None]
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+    """0 where True, -inf where False; a padded row that would see nothing sees everything, and is dropped later."""
+    if mask is None or bool(mask.all()):
+        return None
+    mask = mask | ~mask.any(dim=-1, keepdim=True)
+    return torch.zeros(mask.shape, dtype=dtype).masked_fill_(~mask, float("-inf")).to(device)
+
+
+def _order(batch: Ragged, members: list[list[int]]) -> Tensor | None:
+    """Where each packed row stands in the groups' outputs laid end to end."""
+    lengths, order, base = batch.lengths, [0] * batch.starts[-1], 0
+    for group in members:
+        longest = max(lengths[n] for n in group)
+        for n in group:
+            order[batch.starts[n] : batch.starts[n] + lengths[n]] = range(base, base + lengths[n])
+            base += longest
+    if order == list(range(base)):
+        return None
+    return torch.tensor(order, device=batch.tokens.device)
+
+
+def _take(x: Tensor, rows: Tensor | slice) -> Tensor:
+    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)

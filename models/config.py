@@ -1,0 +1,57 @@
+"""What a network is made of: the only description of an architecture.  No other module asks for a family's name."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How rotary frequencies are stretched to contexts longer than the pretrained one.
+
+    `linear` divides every frequency by `factor` (Chen et al. 2023, arXiv:2306.15595).  `llama3` leaves the high
+    frequencies alone, divides the low ones and blends between (Llama 3.1 model card).
+    """
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_frequency_factor: float = 1.0
+    high_frequency_factor: float = 4.0
+    original_positions: int = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """One transformer body.  Widths count features, positions and windows count tokens."""
+
+    vocab_size: int
+    width: int
+    depth: int
+    heads: int
+    kv_heads: int
+    head_width: int
+    mlp_width: int
+    max_positions: int
+    causal: bool
+    position: Literal["learned", "rotary"] = "learned"
+    position_offset: int = 0
+    rope_base: float = 10_000.0
+    rope_scaling: RopeScaling | None = None
+    window: int = 0  # how many tokens a windowed layer sees, itself included; 0: no layer is windowed
+    windowed: tuple[bool, ...] = ()  # which layers are; empty: all of them, if `window` is set
+    window_rope_base: float = 0.0  # rotary base of the windowed layers where it differs; 0: the same
+    norm: Literal["layer", "rms"] = "layer"
+    norm_eps: float = 1e-5
+    norm_order: Literal["pre", "post", "sandwich"] = "pre"
+    embedding_norm: bool = False
+    embedding_scale: float = 1.0
+    query_key_norm: bool = False
+    score_scale: float = 0.0  # 0: 1 / sqrt(head_width)
+    activation: Literal["gelu", "gelu_tanh", "silu", "relu"] = "gelu"
+    gated_mlp: bool = False
+    qkv_bias: bool = True
+    output_bias: bool = True
+    mlp_bias: bool = True
+    segments: int = 0
+
+    def is_windowed(self, layer: int) -> bool:
+        return bool(self.window) and (not self.windowed or self.windowed[layer])

@@ -1,0 +1,36 @@
+"""What can be wrong with a checkpoint or with what is given to its tokenizer and template.
+
+ModelError                 the base: a sentence for people
+├── CheckpointError        a folder or file that cannot be loaded: names the file, and the tensor where there is one
+│   └── UnsupportedError   intact, but of a kind that is not loaded here: says what to do instead
+├── TemplateError          a chat template that refused the messages, or took too long or wrote too much
+└── EncodingError          text that is no text (lone surrogates) or token ids outside the vocabulary
+"""
+
+
+class ModelError(Exception):
+    """The message is complete, for people, and carries no traceback."""
+
+
+class CheckpointError(ModelError):
+    """A checkpoint that cannot be loaded.
+
+    `file` is the path of the offending file or folder, `tensor` the name of the offending tensor, empty if none.
+    """
+
+    def __init__(self, message: str, *, file: str = "", tensor: str = "") -> None:
+        self.file, self.tensor = file, tensor
+        where = " ".join(part for part in (file, f"tensor {tensor!r}" if tensor else "") if part)
+        super().__init__(f"{where}: {message}" if where else message)
+
+
+class UnsupportedError(CheckpointError):
+    """A checkpoint of a kind that is not loaded here; the message says what to do instead."""
+
+
+class TemplateError(ModelError):
+    """A chat template that failed, refused the messages, or exceeded its limits."""
+
+
+class EncodingError(ModelError):
+    """Input that cannot be encoded."""

@@ -1,0 +1,50 @@
+"""The seam between those who decide what to compute and what computes it.
+
+Above the seam everything is a plain integer: which tokens, at which positions, in which cache blocks.  Below it an
+executor owns the network and the memory of the cache.  Whoever calls `step` learns logits or states, and never sees
+a key or a value.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """One step's work: sequences laid end to end, T tokens of N sequences.
+
+    Sequence n owns rows [starts[n], starts[n + 1]).  `tables[n]` lists the cache blocks that hold its tokens in
+    order, the new ones included: the token at position p lives in block `tables[n][p // block_size]`.  A network
+    without a cache gets empty tables.  `wanted` are the rows whose output is asked for.
+    """
+
+    tokens: list[int]  # [T]
+    positions: list[int]  # [T]
+    starts: list[int]  # [N + 1]
+    tables: list[list[int]]  # [N]
+    wanted: list[int]
+    segments: list[int] | None = None  # [T], for encoders with segment embeddings
+
+
+class Executor(Protocol):
+    """Runs a network over rows.  One thread calls it, always the same."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens a cache block; 0 for a network without a cache."""
+
+    @property
+    def block_count(self) -> int:
+        """Blocks in the cache; 0 for a network without a cache."""
+
+    def step(self, rows: Rows) -> Tensor:
+        """Logits [len(wanted), V] of a generator, or states [len(wanted), W] of an encoder, as float32.
+
+        Every row's keys and values are stored in the cache on the way.  An answer does not depend on what else is in
+        the step (to the precision of the executor; the native one: to the bit).
+        """
+
+    def padding(self, rows: Rows) -> int:
+        """How many token slots `step` computes for `rows` that belong to no token (attention padding)."""

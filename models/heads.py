@@ -1,0 +1,77 @@
+"""What is made of a transformer's states: next-token logits, label scores, one vector a text."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.config import ModelConfig
+
+Closing = Literal["softmax", "sigmoid", "none"]
+Pooling = Literal["mean", "cls", "max", "last"]
+
+CLOSINGS = {
+    "softmax": lambda raw: raw.softmax(dim=-1),
+    "sigmoid": torch.sigmoid,
+    "none": lambda raw: raw,
+}
+
+
+class LanguageHead(nn.Module):
+    """States to logits over the vocabulary; `tied` shares the token embedding's matrix (Press and Wolf 2017)."""
+
+    def __init__(self, config: ModelConfig, tied: nn.Embedding | None = None) -> None:
+        super().__init__()
+        self.output = nn.Linear(config.width, config.vocab_size, bias=False)
+        if tied is not None:
+            self.output.weight = tied.weight
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[M, W] to [M, V]."""
+        logits: Tensor = self.output(states)
+        return logits
+
+
+class SequenceHead(nn.Module):
+    """The first token's state through one dense layer to a score per label (Devlin et al. 2019)."""
+
+    def __init__(self, config: ModelConfig, labels: int, activation: Literal["tanh", "relu"], closing: Closing) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.width, config.width)
+        self.out = nn.Linear(config.width, labels)
+        self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
+        self.closing = closing
+
+    def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
+        """[T, W] states of N sequences (`starts` [N + 1]) to [N, labels] scores."""
+        first = states[torch.tensor(starts[:-1], device=states.device)]
+        raw: Tensor = self.out(self.activation(self.dense(first)))
+        return raw
+
+    def close(self, raw: Tensor) -> Tensor:
+        """[N, labels] scores to probabilities."""
+        return CLOSINGS[self.closing](raw)
+
+
+class Pooler(nn.Module):
+    """One vector a text: the mean, the largest, the first or the last of its states."""
+
+    def __init__(self, pooling: Pooling, normalise: bool) -> None:
+        super().__init__()
+        self.pooling, self.normalise = pooling, normalise
+
+    def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
+        """[T, W] states of N sequences (`starts` [N + 1]) to [N, W]."""
+        if self.pooling in ("cls", "last"):
+            rows = starts[:-1] if self.pooling == "cls" else [end - 1 for end in starts[1:]]
+            return states[torch.tensor(rows, device=states.device)]
+        lengths = torch.tensor([end - start for start, end in pairwise(starts)], device=states.device)
+        # A row's sum must not depend on the rows beside it: each sequence is reduced on its own.
+        return torch.segment_reduce(states, self.pooling, lengths=lengths, axis=0, unsafe=True)
+
+    def close(self, raw: Tensor) -> Tensor:
+        """[N, W] to unit length, where the checkpoint asks for it."""
+        return F.normalize(raw, dim=-1) if self.normalise else raw

@@ -1,0 +1,91 @@
+"""Where a token is.  An encoding acts in one of two places here: on the embeddings, or on queries and keys."""
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from models.config import ModelConfig, RopeScaling
+
+
+class Learned(nn.Module):
+    """A vector per position, added to the embeddings (Gehring et al. 2017, arXiv:1705.03122).
+
+    `offset` rows at the head of the table belong to no position (RoBERTa counts from its padding id).
+    """
+
+    def __init__(self, count: int, width: int, offset: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(count + offset, width)
+        self.offset = offset
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[T, W] embeddings of tokens at [T] positions."""
+        return x + self.table(positions + self.offset)
+
+
+class Nowhere(nn.Module):
+    """Adds nothing: the position is told elsewhere."""
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:  # noqa: ARG002
+        return x
+
+
+class Rotary(nn.Module):
+    """Turns queries and keys by an angle that grows with the position (Su et al. 2021, arXiv:2104.09864).
+
+    Features d and d + D/2 form a pair, as in GPT-NeoX and in every checkpoint of the Llama line.
+    """
+
+    frequency: Tensor
+
+    def __init__(self, head_width: int, base: float, scaling: RopeScaling | None = None) -> None:
+        super().__init__()
+        self.head_width, self.base, self.scaling = head_width, base, scaling
+        self.register_buffer("frequency", self.frequencies(), persistent=False)
+
+    def frequencies(self) -> Tensor:
+        """[D / 2] angles a step, in float32."""
+        exponents = torch.arange(0, self.head_width, 2, device="cpu").float() / self.head_width
+        frequency = 1.0 / (self.base**exponents)
+        return frequency if self.scaling is None else stretch(frequency, self.scaling)
+
+    def turns(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosine and sine for [T] positions as [T, 1, D / 2]: made once a forward, used in every layer."""
+        angle = (positions.float().unsqueeze(-1) * self.frequency).unsqueeze(-2)
+        return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: Tensor, turns: tuple[Tensor, Tensor]) -> Tensor:
+    """Turn [T, H, D] queries or keys by [T, 1, D / 2] cosines and sines."""
+    cos, sin = turns
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
+    """[D / 2] frequencies for a longer context; see RopeScaling."""
+    if scaling.kind == "linear":
+        return frequency / scaling.factor
+    wavelength = 2 * math.pi / frequency
+    low = scaling.original_positions / scaling.low_frequency_factor
+    high = scaling.original_positions / scaling.high_frequency_factor
+    span = scaling.high_frequency_factor - scaling.low_frequency_factor
+    smooth = (scaling.original_positions / wavelength - scaling.low_frequency_factor) / span
+    blended = (1 - smooth) * frequency / scaling.factor + smooth * frequency
+    slowed = torch.where(wavelength > low, frequency / scaling.factor, frequency)
+    return torch.where((wavelength >= high) & (wavelength <= low), blended, slowed)
+
+
+def build_embedding(config: ModelConfig) -> nn.Module:
+    """What the configuration adds to token embeddings."""
+    if config.position == "learned":
+        return Learned(config.max_positions, config.width, config.position_offset)
+    return Nowhere()
+
+
+def build_rotary(config: ModelConfig, windowed: bool) -> Rotary:
+    """The rotation of full or of windowed layers."""
+    if windowed and config.window_rope_base:
+        return Rotary(config.head_width, config.window_rope_base)
+    return Rotary(config.head_width, config.rope_base, config.rope_scaling)

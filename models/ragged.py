@@ -1,0 +1,58 @@
+"""Ragged: sequences of different lengths laid end to end, without padding.  The one batch layout, in training too.
+
+Lengths are Python integers: asking a device for them would stall it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor
+
+from models.cache import CacheView
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """T tokens of N sequences: sequence n owns rows [starts[n], starts[n + 1]).
+
+    `tokens[i]` stands at `positions[i]` of its sequence.  With a `cache`, the rows are only the newest tokens of
+    their sequences, and the older ones are read from it.
+    """
+
+    tokens: Tensor  # [T]
+    positions: Tensor  # [T]
+    starts: tuple[int, ...]  # [N + 1]
+    segments: Tensor | None = None  # [T]
+    cache: CacheView | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sequences: Sequence[Sequence[int]],
+        segments: Sequence[Sequence[int]] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "Ragged":
+        """Whole sequences, from their first token, without a cache."""
+        return cls(
+            tokens=torch.tensor([token for sequence in sequences for token in sequence], device=device),
+            positions=torch.tensor([p for sequence in sequences for p in range(len(sequence))], device=device),
+            starts=tuple(accumulate(map(len, sequences), initial=0)),
+            segments=None if segments is None else torch.tensor([s for row in segments for s in row], device=device),
+        )
+
+    def to(self, device: torch.device | str) -> "Ragged":
+        """The same batch (without a cache) on another device."""
+        segments = None if self.segments is None else self.segments.to(device)
+        return replace(self, tokens=self.tokens.to(device), positions=self.positions.to(device), segments=segments)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Rows of each sequence."""
+        return [end - start for start, end in pairwise(self.starts)]
+
+    @property
+    def seen(self) -> list[int]:
+        """Keys in sight of each sequence's last row: its rows, and what the cache holds of it."""
+        return self.lengths if self.cache is None else list(self.cache.lengths)

@@ -1,0 +1,112 @@
+"""One body for every transformer: embeddings, a stack of blocks, a closing norm.
+
+It does not know where its tokens come from nor what is made of its states; heads do.
+"""
+
+from functools import partial
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.attention import Attention, Frame
+from models.config import ModelConfig
+from models.positions import build_embedding, build_rotary
+from models.ragged import Ragged
+
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+}
+NORMS: dict[str, type[nn.LayerNorm] | type[nn.RMSNorm]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
+
+
+def build_norm(config: ModelConfig) -> nn.Module:
+    return NORMS[config.norm](config.width, eps=config.norm_eps)
+
+
+class MLP(nn.Module):
+    """Position-wise feed-forward network, plain or gated (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias)
+        self.gate = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias) if config.gated_mlp else None
+        self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, W] to [T, W]."""
+        inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
+        out: Tensor = self.down(inner)
+        return out
+
+
+class PreBlock(nn.Module):
+    """Norm before each part, the residual stream untouched (Xiong et al. 2020, arXiv:2002.04745)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.attention, self.attention_norm = Attention(config, layer), build_norm(config)
+        self.mlp, self.mlp_norm = MLP(config), build_norm(config)
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[T, W] to [T, W]."""
+        x = x + self.attention(self.attention_norm(x), frame)
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class PostBlock(PreBlock):
+    """Norm after each residual sum, as in the first Transformer (Vaswani et al. 2017) and BERT."""
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[T, W] to [T, W]."""
+        x = self.attention_norm(x + self.attention(x, frame))
+        return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
+
+
+class SandwichBlock(PreBlock):
+    """Norm before each part and again before its sum (Ding et al. 2021, arXiv:2105.13290)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.attention_post_norm, self.mlp_post_norm = build_norm(config), build_norm(config)
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[T, W] to [T, W]."""
+        x = x + self.attention_post_norm(self.attention(self.attention_norm(x), frame))
+        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
+
+
+BLOCKS: dict[str, type[PreBlock]] = {"pre": PreBlock, "post": PostBlock, "sandwich": SandwichBlock}
+
+
+class Transformer(nn.Module):
+    """Token ids in, states out.  `forward(batch)`: T packed rows to [T, W]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
+        self.position = build_embedding(config)
+        self.embedding_norm = build_norm(config) if config.embedding_norm else nn.Identity()
+        self.blocks = nn.ModuleList(BLOCKS[config.norm_order](config, layer) for layer in range(config.depth))
+        self.final_norm = nn.Identity() if config.norm_order == "post" else build_norm(config)
+        kinds = (False, True) if config.window_rope_base else (False,)
+        rotary = config.position == "rotary"
+        self.rotaries = nn.ModuleList(build_rotary(config, windowed) for windowed in kinds if rotary)
+
+    def forward(self, batch: Ragged) -> Tensor:
+        x = self.tokens(batch.tokens)
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if batch.segments is None else self.segments(batch.segments))
+        x = self.embedding_norm(self.position(x, batch.positions))
+        frame = Frame.of(batch, self.config, list(self.rotaries), x.dtype)  # type: ignore[arg-type]
+        for block in self.blocks:
+            x = block(x, frame)
+        out: Tensor = self.final_norm(x)
+        return out

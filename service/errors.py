@@ -1,0 +1,70 @@
+"""Errors for people: each knows its HTTP status, its code and its message.
+
+PolyheadError
+├── BadRequest          400  what was asked cannot be done as asked; `param` names the field
+│   ├── EmptyInput      400  there is nothing to read
+│   └── TooLong         400  more tokens than the model takes; the message names both lengths
+├── Unauthorized        401  no key, or not a known one
+├── NotFound            404  no such route or model
+├── MethodNotAllowed    405  the route exists, for another verb
+├── BodyTooLarge        413  the body exceeds the limit
+├── Overloaded          429  over the admission bound; `retry_after` seconds
+├── StepFailed          500  the step that carried this request failed
+├── Unavailable         503  loading, draining or broken; `retry_after` seconds
+└── Expired             504  the deadline passed
+"""
+
+
+class PolyheadError(Exception):
+    """`status` is the HTTP status, `code` a stable machine word, `param` the field at fault (empty if none)."""
+
+    status = 500
+    code = "internal_error"
+
+    def __init__(self, message: str, *, param: str = "", retry_after: int = 0) -> None:
+        super().__init__(message)
+        self.message, self.param, self.retry_after = message, param, retry_after
+
+
+class BadRequest(PolyheadError):
+    status, code = 400, "invalid_request"
+
+
+class EmptyInput(BadRequest):
+    code = "empty_input"
+
+
+class TooLong(BadRequest):
+    code = "context_length_exceeded"
+
+
+class Unauthorized(PolyheadError):
+    status, code = 401, "invalid_api_key"
+
+
+class NotFound(PolyheadError):
+    status, code = 404, "not_found"
+
+
+class MethodNotAllowed(PolyheadError):
+    status, code = 405, "method_not_allowed"
+
+
+class BodyTooLarge(PolyheadError):
+    status, code = 413, "body_too_large"
+
+
+class Overloaded(PolyheadError):
+    status, code = 429, "overloaded"
+
+
+class StepFailed(PolyheadError):
+    status, code = 500, "step_failed"
+
+
+class Unavailable(PolyheadError):
+    status, code = 503, "unavailable"
+
+
+class Expired(PolyheadError):
+    status, code = 504, "expired"

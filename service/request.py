@@ -1,0 +1,89 @@
+"""What is asked of the engine and the events that answer: frozen, plain Python values.  No tensor, no text, no HTTP."""
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from service.errors import PolyheadError
+
+Task = Literal["generate", "classify", "rank", "embed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn from the logits.
+
+    `temperature` 0 is greedy.  `top_k` 0, `top_p` 1 and `min_p` 0 leave all tokens in.  The same `seed` gives the
+    same draws whatever else is in the batch.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Continue `tokens` by at most `max_tokens`, ending early at one of `stop_tokens` (itself not reported)."""
+
+    id: str
+    tokens: tuple[int, ...]
+    max_tokens: int
+    stop_tokens: frozenset[int] = frozenset()
+    sampling: Sampling = field(default_factory=Sampling)
+    logprobs: int = -1  # -1: none; 0: of the drawn token; n: and of the n likeliest
+
+
+@dataclass(frozen=True, slots=True)
+class Encode:
+    """Read `tokens` once and answer with what the checkpoint's head makes of them.
+
+    `raw` leaves out the head's closing function (softmax or sigmoid of a classifier, L2 normalisation of an
+    embedding).  `dimensions` keeps the first so many of an embedding, before normalisation; 0 keeps all.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    segments: tuple[int, ...] = ()  # as long as tokens, or empty: all zero
+    raw: bool = False
+    dimensions: int = 0
+
+
+Request = Generate | Encode
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One more generated token; `logprob` and `top` (token, logprob) only where asked for."""
+
+    id: int
+    logprob: float = 0.0
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """What the head says of an encoded text: a score per label, one relevance, or a vector."""
+
+    values: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """The last event of a request that was answered."""
+
+    reason: Literal["stop", "length", "encoded"]
+    prompt_tokens: int
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last event of a request that was not."""
+
+    error: PolyheadError
+
+
+Event = Token | Encoded | Done | Failed
