@@ -21,6 +21,7 @@ class PagedCache:
         shape = (count * size, config.kv_heads, config.head_width)
         self.keys = [_zeros(shape, dtype, device) for _ in range(config.depth)]  # [slots, KV, D]
         self.values = [_zeros(shape, dtype, device) for _ in range(config.depth)]
+        self._gathered = [torch.empty(0, dtype=dtype, device=device) for _ in range(2)]
 
     def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
         """Store [T, KV, D] keys and values of one layer at `slots` [T]."""
@@ -28,12 +29,22 @@ class PagedCache:
         self.values[layer].index_copy_(0, slots, value)
 
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of [N, B] blocks as [N, B * size, KV, D]."""
-        return self._gather(self.keys[layer], blocks), self._gather(self.values[layer], blocks)
+        """Keys and values of [N, B] blocks as [N, B * size, KV, D], good until the next read.
 
-    def _gather(self, storage: Tensor, blocks: Tensor) -> Tensor:
-        whole = storage.view(self.count, -1).index_select(0, blocks.flatten())  # a block is one contiguous copy
-        return whole.view(blocks.size(0), -1, *storage.shape[1:])
+        Gathered into memory that is kept: fresh pages would cost more than the copy.
+        """
+        kept = (self.keys[layer], self.values[layer])
+        keys, values = (self._gather(i, storage, blocks) for i, storage in enumerate(kept))
+        return keys, values
+
+    def _gather(self, which: int, storage: Tensor, blocks: Tensor) -> Tensor:
+        rows = storage.view(self.count, -1)  # a block is one contiguous copy
+        wanted = blocks.numel() * rows.size(1)
+        if self._gathered[which].numel() < wanted:
+            self._gathered[which] = storage.new_empty(wanted * 5 // 4)
+        out = self._gathered[which][:wanted].view(blocks.numel(), -1)
+        torch.index_select(rows, 0, blocks.flatten(), out=out)
+        return out.view(blocks.size(0), -1, *storage.shape[1:])
 
 
 @dataclass(frozen=True)

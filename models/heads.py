@@ -1,6 +1,6 @@
 """What is made of a transformer's states: next-token logits, label scores, one vector a text."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Literal
 
@@ -13,7 +13,7 @@ from models.config import ModelConfig
 Closing = Literal["softmax", "sigmoid", "none"]
 Pooling = Literal["mean", "cls", "max", "last"]
 
-CLOSINGS = {
+CLOSINGS: dict[Closing, Callable[[Tensor], Tensor]] = {
     "softmax": lambda raw: raw.softmax(dim=-1),
     "sigmoid": torch.sigmoid,
     "none": lambda raw: raw,

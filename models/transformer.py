@@ -3,6 +3,7 @@
 It does not know where its tokens come from nor what is made of its states; heads do.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from models.config import ModelConfig
 from models.positions import build_embedding, build_rotary
 from models.ragged import Ragged
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "silu": F.silu,

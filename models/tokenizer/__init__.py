@@ -1,0 +1,126 @@
+"""Text to token ids and back.  Knows no network and no request: only the vocabulary of one checkpoint.
+
+The one idea: a Tokenizer never changes once it is made, so any number of threads encode with it at the same time.
+
+A text may spell a control token (`<|im_start|>`).  `encode` turns it into that token, which is what a prompt written
+by a chat template needs; `untrusted=True` reads it as the plain text it looks like.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from models.errors import EncodingError
+from models.tokenizer import folder, gguf
+from models.tokenizer.spelling import Spelling, TokenStream
+from models.tokenizer.vocabulary import Vocabulary
+
+__all__ = ["Encoding", "TokenStream", "Tokenizer", "well_formed"]
+
+Text = str | tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoding:
+    """A text as tokens, T of them.
+
+    `offsets` are the code points of the caller's text that a token covers, [from, to), of a pair's own text each;
+    `special` marks those that the model wants round the text and the text does not have; `segments` tells a pair apart.
+    """
+
+    ids: list[int]  # [T]
+    segments: list[int]  # [T]
+    offsets: list[tuple[int, int]]  # [T]
+    special: list[bool]  # [T]
+    pieces: list[str]  # [T]
+
+
+class Tokenizer:
+    """A checkpoint's vocabulary.  `bos_id`, `eos_id`, `pad_id` are None where it has no such token."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._backend = vocabulary.backend
+        self._spelling = Spelling(self._backend)
+        self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos
+        self.bos_id, self.eos_id, self.pad_id = map(self.find, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
+        self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @classmethod
+    def from_folder(cls, path: Path) -> "Tokenizer":
+        """The tokenizer of a checkpoint folder; CheckpointError names the file at fault."""
+        return cls(folder.read(path))
+
+    @classmethod
+    def from_gguf(cls, fields: Mapping[str, Any]) -> "Tokenizer":
+        """The tokenizer in a GGUF file's metadata; CheckpointError names the field at fault."""
+        return cls(gguf.read(fields))
+
+    def encode(self, text: str, *, special: bool = True, untrusted: bool = False) -> Encoding:
+        """`special` adds the tokens that the model wants round a text; `untrusted` keeps control tokens that the text
+        spells from becoming any.  EncodingError for text with lone surrogates."""
+        backend = self._literal if untrusted else self._backend
+        return _encoding(backend.encode(well_formed(text), add_special_tokens=special))
+
+    def encode_batch(self, texts: Sequence[Text], *, special: bool = True, untrusted: bool = False) -> list[Encoding]:
+        """`encode` for many texts, or pairs of texts, at once."""
+        for index, text in enumerate(texts):
+            for part in (text,) if isinstance(text, str) else text:
+                well_formed(part, f"text {index} of the batch")
+        backend = self._literal if untrusted else self._backend
+        return [_encoding(each) for each in backend.encode_batch(list(texts), add_special_tokens=special)]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of tokens.  Bytes that are no text become replacement characters; ids that name no token (the rows
+        that pad an embedding have such) are no text."""
+        return self._spelling.text(ids, skip_special=skip_special)
+
+    def stream(self, *, skip_special: bool = True) -> TokenStream:
+        """Decodes token by token; all that it gives, joined, is what `decode` gives."""
+        return self._spelling.stream(skip_special=skip_special)
+
+    def piece(self, id: int) -> str:
+        """A token as its vocabulary spells it; empty for an id that names none."""
+        return (self._backend.id_to_token(id) or "") if self._spelling.names(id) else ""
+
+    def piece_bytes(self, id: int) -> bytes:
+        """The bytes a token adds to a text that has begun; none for an id that names no token."""
+        return self._spelling.spell(id)
+
+    def find(self, piece: str) -> int | None:
+        """The id of the token spelled so in the vocabulary, if there is one."""
+        return self._backend.token_to_id(piece)
+
+    def is_special(self, id: int) -> bool:
+        """Whether a token is a control token, which is no part of any text."""
+        return self._spelling.is_special(id)
+
+    @cached_property
+    def _literal(self) -> tokenizers.Tokenizer:
+        # A copy, because the switch is one of the whole encoder, which other threads are using.
+        literal = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        literal.encode_special_tokens = True
+        return literal
+
+
+def well_formed(text: str, name: str = "the text") -> str:
+    """The text itself; EncodingError if it has half of a surrogate pair, which stands for no character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        half = f"U+{ord(text[problem.start]):04X}"
+        raise EncodingError(f"{name} has a lone surrogate, {half}, at position {problem.start}") from problem
+    return text
+
+
+def _encoding(each: tokenizers.Encoding) -> Encoding:
+    return Encoding(
+        ids=each.ids,
+        segments=each.type_ids,
+        offsets=each.offsets,
+        special=[bool(mark) for mark in each.special_tokens_mask],
+        pieces=each.tokens,
+    )

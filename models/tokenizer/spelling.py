@@ -1,0 +1,125 @@
+"""From token ids back to text, one token at a time.  Knows no file and no model, only how a vocabulary spells.
+
+The one idea: a token stands for bytes, and which bytes depends on nothing but whether it is the first.  So text grows
+by the bytes of each token, an incremental UTF-8 decoder holds back what is not a whole character yet, and the parts
+of a stream join up to exactly what decoding all of it at once gives.
+"""
+
+import codecs
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from tokenizers import Tokenizer, decoders
+
+from models.errors import UnsupportedError
+
+_BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+_LOST = re.compile("[\udc80-\udcff]")  # what the error handler "surrogateescape" makes of a byte that is no text
+_KNOWN = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The 256 characters that byte-level vocabularies are spelled in, and the byte each stands for (GPT-2)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+
+
+class Spelling:
+    """What every token of a vocabulary stands for, in bytes.
+
+    UnsupportedError for a decoder under which a token's text depends on more than whether it is the first.
+    """
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self._backend = backend
+        self._decoder: decoders.Decoder | None = backend.decoder
+        steps = _steps(json.loads(self._decoder.__getstate__())) if self._decoder is not None else []
+        for step in steps:
+            if not _is_local(step):
+                raise UnsupportedError(
+                    f"the tokenizer's decoder {step['type']} cannot be followed one token at a time; "
+                    f"known decoders: {', '.join(_KNOWN)}"
+                )
+        kinds = {step["type"] for step in steps}
+        self._alphabet = byte_alphabet() if "ByteLevel" in kinds else {}
+        self._fallback = "ByteFallback" in kinds
+        self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        self._spelled: dict[tuple[int, bool], bytes] = {}
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special
+
+    def names(self, token: int) -> bool:
+        """Whether the id names a token; the rows that pad an embedding do not."""
+        return token >= 0 and self._backend.id_to_token(token) is not None
+
+    def spell(self, token: int, *, first: bool = False) -> bytes:
+        """The bytes of a token; none for an id that names no token."""
+        known = self._spelled.get((token, first))
+        if known is None:
+            piece = self._backend.id_to_token(token) if token >= 0 else None
+            known = self._spelled[token, first] = b"" if piece is None else self._bytes(piece, first)
+        return known
+
+    def stream(self, *, skip_special: bool = True) -> "TokenStream":
+        return TokenStream(self, skip_special=skip_special)
+
+    def text(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
+        stream = self.stream(skip_special=skip_special)
+        return "".join(map(stream.push, tokens)) + stream.flush()
+
+    def utf8(self) -> codecs.IncrementalDecoder:
+        """Bytes that are no text show as one replacement character where they break off in a byte-level vocabulary,
+        and as one each where they are a fallback: so do the libraries that the two come from."""
+        return codecs.getincrementaldecoder("utf-8")("surrogateescape" if self._fallback else "replace")
+
+    def _bytes(self, piece: str, first: bool) -> bytes:
+        if self._alphabet:
+            known = [self._alphabet.get(character, -1) for character in piece]
+            return piece.encode() if -1 in known else bytes(known)
+        if self._fallback and (byte := _BYTE.fullmatch(piece)) and int(byte[1], 16) >= 0x80:
+            return bytes([int(byte[1], 16)])
+        if self._decoder is None:
+            return piece.encode() if first else b" " + piece.encode()
+        # Any piece may stand before: what follows it does not depend on which.
+        text = self._decoder.decode([piece]) if first else self._decoder.decode(["a", piece])[1:]
+        return text.encode()
+
+
+class TokenStream:
+    """Text from tokens as they come.  One stream is one text; it ends with `flush`."""
+
+    def __init__(self, spelling: Spelling, *, skip_special: bool = True) -> None:
+        self._spelling, self._skip = spelling, skip_special
+        self._utf8 = spelling.utf8()
+        self._first = True
+
+    def push(self, token: int) -> str:
+        """What can be read now that was not before; may be empty, never ends in half a character."""
+        if self._skip and self._spelling.is_special(token):
+            return ""
+        spelled = self._spelling.spell(token, first=self._first)
+        self._first = self._first and not self._spelling.names(token)
+        return _LOST.sub("\ufffd", self._utf8.decode(spelled))
+
+    def flush(self) -> str:
+        """What is left: replacement characters for a character that was never completed."""
+        return _LOST.sub("\ufffd", self._utf8.decode(b"", final=True))
+
+
+def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+    if decoder["type"] != "Sequence":
+        return [decoder]
+    return [step for part in decoder["decoders"] for step in _steps(part)]
+
+
+def _is_local(step: dict[str, Any]) -> bool:
+    """Whether this decoding step looks at one token at a time, or at the start of the text, and nowhere else."""
+    if step["type"] == "Strip":
+        return bool(step["start"] <= 1 and step["stop"] == 0)
+    if step["type"] == "Replace":
+        return len(step["pattern"].get("String", "")) == 1
+    return step["type"] in _KNOWN

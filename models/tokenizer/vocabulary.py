@@ -1,0 +1,184 @@
+"""The kinds of vocabulary there are and how each cuts text into tokens.  Knows no file and no file format.
+
+The one idea: a vocabulary is data (pieces, merges, a way to split text first), and every kind becomes one
+`tokenizers.Tokenizer`, so that whatever a checkpoint is stored as, there is one encoder after loading.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+from models.errors import CheckpointError
+
+SPACE = "\u2581"  # how SentencePiece spells a space
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """An encoder and the pieces that begin, end and pad a sequence (empty: the checkpoint names none)."""
+
+    backend: Tokenizer
+    bos: str = ""
+    eos: str = ""
+    pad: str = ""
+
+
+@dataclass(frozen=True)
+class Split:
+    """How byte-level text is cut before merging: each pattern in turn cuts what the ones before it left whole.
+
+    `whole` keeps a cut that is itself in the vocabulary as one token, whatever the merges say.  `bos` and `pair` are
+    what goes round the text where the checkpoint does not say: a first token; the separators of RoBERTa.
+    """
+
+    patterns: tuple[str, ...]
+    whole: bool = False
+    bos: bool = False
+    pair: bool = False
+    nfc: bool = False
+
+
+# The patterns are published by the makers of the vocabularies, in their tokenizer.json or merge tables.
+_WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_CASED = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_CAMEL = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+ENDING"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*ENDING"
+    r"|DIGITS| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_LETTER_OR_MARK = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_PUNCTUATED = (
+    r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_HAN = "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+"
+
+GPT2 = Split((_WORDS,))
+ROBERTA = Split((_WORDS,), pair=True)
+QWEN2 = Split((_CASED.replace("DIGITS", r"\p{N}"),), nfc=True)
+_SINGLE_DIGITS = Split((r"\p{N}", _WORDS))
+_THREE_DIGITS = (_CASED.replace("DIGITS", r"\p{N}{1,3}"),)
+_LLAMA3 = Split(_THREE_DIGITS, whole=True, bos=True)
+_GPT4O = Split((_CAMEL.replace("DIGITS", r"\p{N}{1,3}").replace("ENDING", _ENDING),))
+_DEEPSEEK3 = Split((r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+", _PUNCTUATED))
+
+# What the value of `tokenizer.ggml.pre` in a GGUF file stands for.
+SPLITS: dict[str, Split] = {
+    "default": Split((r"[\p{P}\$\+<=>\^~\|]+", _WORDS, r"\p{N}+", "[0-9][0-9][0-9]")),
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "jais", "trillion", "exaone4", "modern-bert"), GPT2),
+    **dict.fromkeys(("roberta-bpe", "jina-v1-en", "jina-v2-code"), ROBERTA),
+    **dict.fromkeys(("jina-es", "jina-de", "jina-v2-es", "jina-v2-de"), GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), _SINGLE_DIGITS),
+    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral", "lfm2"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), Split(_THREE_DIGITS)),
+    **dict.fromkeys(("qwen2", "megrez"), QWEN2),
+    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "hunyuan"), Split(QWEN2.patterns)),
+    "qwen35": Split((_LETTER_OR_MARK,), nfc=True),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _GPT4O),
+    "tekken": Split((_CAMEL.replace("DIGITS", r"\p{N}").replace("ENDING", ""),), whole=True, bos=True),
+    "falcon": Split((r"[\p{P}\$\+<=>\^~\|`]+", _WORDS, "[0-9][0-9][0-9]")),
+    "deepseek-coder": Split((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", _HAN, r"\p{N}")),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+}
+
+
+def built(make: Callable[[], T], file: str = "") -> T:
+    """What `make` makes of a checkpoint's data; CheckpointError naming `file` if the data is not fit for it."""
+    try:
+        return make()
+    except Exception as problem:  # the tokenizers library raises bare Exception, nothing narrower, for bad data
+        raise CheckpointError(f"is no usable vocabulary: {problem}", file=file) from problem
+
+
+def byte_level(
+    pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], split: Split, *, prefix_space: bool = False
+) -> Tokenizer:
+    """Byte-pair merges over UTF-8 bytes, spelled in an alphabet of 256 printable characters (GPT-2).
+
+    `prefix_space` reads the first word of a text like any other; it goes with patterns that end in words.
+    """
+    backend = Tokenizer(models.BPE(vocab=dict(pieces), merges=list(merges), ignore_merges=split.whole))
+    if split.nfc:
+        backend.normalizer = normalizers.NFC()
+    ends_in_words = split.patterns[-1] == _WORDS  # which the library has built in
+    patterns = split.patterns[:-1] if ends_in_words else split.patterns
+    cuts: list[pre_tokenizers.PreTokenizer] = [pre_tokenizers.Split(Regex(each), "isolated") for each in patterns]
+    cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=ends_in_words))
+    backend.pre_tokenizer = pre_tokenizers.Sequence(cuts) if len(cuts) > 1 else cuts[0]
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def sentence_pieces(
+    pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], *, unknown: str, prefix_space: bool
+) -> Tokenizer:
+    """SentencePiece merges over characters; characters without a piece are spelled in bytes, `<0x0A>` (Llama, Gemma).
+
+    `prefix_space` puts a space before every text, as SentencePiece does, and takes it off again in decoding.
+    """
+    model = models.BPE(vocab=dict(pieces), merges=list(merges), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    backend = Tokenizer(model)
+    spaces: list[normalizers.Normalizer] = [normalizers.Replace(" ", SPACE)]
+    spoken: list[decoders.Decoder] = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    if prefix_space:
+        spaces.insert(0, normalizers.Prepend(SPACE))
+        spoken.append(decoders.Strip(content=" ", left=1))
+    backend.normalizer = normalizers.Sequence(spaces)
+    backend.decoder = decoders.Sequence(spoken)
+    return backend
+
+
+@dataclass(frozen=True)
+class Words:
+    """How WordPiece reads text before it looks words up; `strip_accents` None: as `lowercase`."""
+
+    lowercase: bool = True
+    strip_accents: bool | None = None
+    chinese: bool = True  # every Chinese character a word of its own
+    unknown: str = "[UNK]"
+    first: str = "[CLS]"
+    separator: str = "[SEP]"
+
+
+def word_pieces(pieces: Mapping[str, int], words: Words) -> Tokenizer:
+    """The longest pieces that make up each word, those inside a word marked `##` (BERT)."""
+    for piece in (words.unknown, words.first, words.separator):
+        if piece not in pieces:
+            raise ValueError(f"it has no {piece!r}")
+    backend = Tokenizer(models.WordPiece(vocab=dict(pieces), unk_token=words.unknown))
+    backend.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=words.chinese,
+        strip_accents=words.strip_accents,
+        lowercase=words.lowercase,
+    )
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    backend.post_processor = processors.BertProcessing(
+        (words.separator, pieces[words.separator]), (words.first, pieces[words.first])
+    )
+    return backend
+
+
+def surround(backend: Tokenizer, bos: str, eos: str, *, double: bool = False) -> None:
+    """Put `bos` before and `eos` after every text (empty: nothing); a pair's second text follows in the same way.
+
+    `double` is RoBERTa's pair instead: bos first eos eos second eos, all of one segment.
+    """
+    before, after = ([f"{bos}:0"] if bos else []), ([f"{eos}:0"] if eos else [])
+    single = [*before, "$A:0", *after]
+    pair = [*single, *([f"{bos}:1"] if bos else []), "$B:1", *([f"{eos}:1"] if eos else [])]
+    if double:
+        pair = [*single, *after, "$B:0", *after]
+    used = [(piece, backend.token_to_id(piece)) for piece in dict.fromkeys((bos, eos)) if piece]
+    backend.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=used)
