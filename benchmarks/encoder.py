@@ -1,0 +1,79 @@
+"""Classification over HTTP against transformers' padded batches: the same probabilities, and how much faster.
+
+    python -m benchmarks.encoder [--rounds 5]
+
+1,000 sentences of mixed length in batches of 32 texts, in arrival order.  The peer runs the same merged classifier in
+float32 in this process, each batch padded to its longest sentence; the server answers one batch after the other over
+HTTP, client and server on the same cores.  Rounds alternate.
+"""
+
+import argparse
+import time
+
+import httpx
+import torch
+import transformers
+from peft import PeftModel
+
+from benchmarks.prose import sentences
+from benchmarks.serving import Running, machine, report, serve
+from service import quickstart, settings
+
+BATCH = 32
+
+
+class Peer:
+    """transformers and peft: trunk and adapter merged, batches padded."""
+
+    def __init__(self, trunk: str, adapter: str) -> None:
+        self.tokenizer = transformers.AutoTokenizer.from_pretrained(trunk)
+        base = transformers.AutoModelForSequenceClassification.from_pretrained(trunk, dtype=torch.float32)
+        self.model = PeftModel.from_pretrained(base, adapter).merge_and_unload().eval()
+
+    @torch.inference_mode()
+    def classify(self, texts: list[str]) -> list[list[float]]:
+        inputs = self.tokenizer(texts, return_tensors="pt", padding=True)
+        probabilities: list[list[float]] = self.model(**inputs).logits.softmax(-1).tolist()
+        return probabilities
+
+
+def classify(client: httpx.Client, texts: list[str]) -> list[list[float]]:
+    """Probabilities (negative, positive) of each text."""
+    answer = client.post("/models/sentiment/predict", json={"inputs": [[text] for text in texts]})
+    answer.raise_for_status()
+    scores = [{label["label"]: label["score"] for label in labels} for labels in answer.json()]
+    return [[row["NEGATIVE"], row["POSITIVE"]] for row in scores]
+
+
+def measure(server: Running, peer: Peer, texts: list[str], rounds: int) -> None:
+    batches = [texts[i : i + BATCH] for i in range(0, len(texts), BATCH)]
+    ours, theirs, worst = [], [], 0.0
+    with httpx.Client(base_url=server.url, timeout=120) as client:
+        for _ in range(rounds):
+            began = time.perf_counter()
+            expected = [row for batch in batches for row in peer.classify(batch)]
+            theirs.append(len(texts) / (time.perf_counter() - began))
+            began = time.perf_counter()
+            answered = [row for batch in batches for row in classify(client, batch)]
+            ours.append(len(texts) / (time.perf_counter() - began))
+            worst = max(worst, float((torch.tensor(answered) - torch.tensor(expected)).abs().max()))
+    report(f"{len(texts)} sentences, batches of {BATCH}", ours, theirs, "texts/s")
+    print(f"largest difference of a probability: {worst:.1e}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=5)
+    options = parser.parse_args()
+    folder = settings.default_model_dir()
+    source = quickstart.sources(folder)["sentiment"]
+    trunk, adapter = source.split("+")
+    texts = sentences(folder / "prose", 1000)
+    print(machine())
+    with serve(f"sentiment={source}", "--precision", "float32") as server:
+        measure(server, Peer(trunk, adapter), texts, options.rounds)
+        print(f"ready after {server.ready_s:.1f} s, {server.resident_mb():.0f} MB resident")
+
+
+if __name__ == "__main__":
+    main()

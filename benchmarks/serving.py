@@ -1,0 +1,77 @@
+"""What every measurement needs: a server of our own on a free port, the machine's name, medians."""
+
+import contextlib
+import os
+import platform
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that answers at `url`; `ready_s` is the time from its start until it was ready."""
+
+    url: str
+    pid: int
+    ready_s: float
+
+    def resident_mb(self) -> float:
+        """Resident memory of the server process, in MB (Linux)."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) / 1000
+
+
+@contextlib.contextmanager
+def serve(*arguments: str, limit_s: float = 120.0) -> Iterator[Running]:
+    """`polyhead serve ARGUMENTS` on a free port of 127.0.0.1 until the block ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    began = time.monotonic()
+    command = [sys.executable, "-m", "service", "serve", *arguments, "--port", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    os.set_blocking(process.stderr.fileno(), False)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        while time.monotonic() - began < limit_s and process.poll() is None:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/readyz", timeout=5).status_code == 200:
+                    break
+            time.sleep(0.02)
+        else:
+            raise SystemExit(f"the server did not become ready:\n{process.stderr.read()}")
+        yield Running(url, process.pid, time.monotonic() - began)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        process.wait(60)
+
+
+def machine() -> str:
+    """The machine in one line: processor, cores, memory."""
+    names = [
+        line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line
+    ]
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return (
+        f"{names[0] if names else platform.processor()}, {os.cpu_count()} cores, {memory:.0f} GiB, {platform.system()}"
+    )
+
+
+def report(name: str, ours: Sequence[float], theirs: Sequence[float], unit: str) -> float:
+    """Print medians and ranges of interleaved rounds, and the median of the pairwise ratios, which is returned."""
+    ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+    for who, values in (("polyhead", ours), ("transformers", theirs)):
+        middle = statistics.median(values)
+        spread = f"({min(values):.1f} to {max(values):.1f}, {len(values)} rounds)"
+        print(f"{name:34s} {who:13s} {middle:9.1f} {unit}   {spread}")
+    print(f"{name:34s} ratio         {ratio:9.2f} x")
+    return ratio
