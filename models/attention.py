@@ -85,11 +85,11 @@ class Frame:
         mixed = []
         for group in self.groups:
             if cache is None:
-                keys, values = (_take(kept, group.keys).unflatten(0, (group.size, -1)) for kept in (key, value))
+                keys, values = (_take(kept, group.keys, group.size) for kept in (key, value))
             else:
                 assert isinstance(group.keys, Tensor)
                 keys, values = cache.cache.read(layer, group.keys)
-            queries = _take(query, group.rows).unflatten(0, (group.size, -1))
+            queries = _take(query, group.rows, group.size)
             mask = group.window_mask if windowed else group.mask
             mixed.append(attend(queries, keys, values, mask, config.score_scale or None).flatten(0, 1))
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
@@ -213,5 +213,7 @@ def _order(batch: Ragged, members: list[list[int]]) -> Tensor | None:
     return torch.tensor(order, device=batch.tokens.device)
 
 
-def _take(x: Tensor, rows: Tensor | slice) -> Tensor:
-    return x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
+def _take(x: Tensor, rows: Tensor | slice, size: int) -> Tensor:
+    """Packed [T, ...] rows as `size` sequences: [N, Q, ...]."""
+    taken = x[rows] if isinstance(rows, slice) else x.index_select(0, rows)
+    return taken.view(size, -1, *x.shape[1:])

@@ -28,6 +28,11 @@ class PagedCache:
         self.keys[layer].index_copy_(0, slots, key)
         self.values[layer].index_copy_(0, slots, value)
 
+    def clear(self, blocks: Sequence[int]) -> None:
+        """Zero whole blocks in all layers."""
+        for storage in (*self.keys, *self.values):
+            storage.view(self.count, -1)[list(blocks)] = 0
+
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of [N, B] blocks as [N, B * size, KV, D], good until the next read.
 

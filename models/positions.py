@@ -21,7 +21,8 @@ class Learned(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """[T, W] embeddings of tokens at [T] positions."""
-        return x + self.table(positions + self.offset)
+        placed: Tensor = x + self.table(positions + self.offset)
+        return placed
 
 
 class Nowhere(nn.Module):

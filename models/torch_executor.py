@@ -1,4 +1,9 @@
-"""The reference executor: the network in torch, on any device, over a paged cache of its own."""
+"""The reference executor: the network in torch, on any device, over a paged cache of its own.
+
+It doesn't know requests.  A key that is not a number would spread to whoever is given its block next, hidden slots
+included (0 * NaN is NaN), so blocks written by a row whose state is not finite are remembered, and cleared when
+somebody starts them anew.
+"""
 
 from itertools import pairwise
 from typing import cast
@@ -28,6 +33,7 @@ class TorchExecutor:
         self.block_count, self.block_size = block_count, block_size
         weight = network.tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
+        self._poisoned: set[int] = set()  # blocks that hold numbers that are none
         self.cache = (
             PagedCache(network.config, block_count, block_size, self.dtype, self.device) if block_count else None
         )
@@ -39,9 +45,13 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> Tensor:
-        states = self.network(self._batch(rows))  # [T, W]
+        slots = self._slots(rows) if self.cache is not None else []
+        self._cleanse(slots)
+        states = self.network(self._batch(rows, slots))  # [T, W]
+        if slots:
+            self._suspect(states, slots)
         if len(rows.wanted) < len(rows.tokens):
-            states = states.index_select(0, torch.tensor(rows.wanted, device=self.device))
+            states = states.index_select(0, self._tensor(rows.wanted))
         out = states if self.head is None else self.head(states)
         return cast(Tensor, out.float())
 
@@ -49,26 +59,40 @@ class TorchExecutor:
         lengths = [end - start for start, end in pairwise(rows.starts)]
         return padding(lengths, self._seen(rows))
 
-    def _batch(self, rows: Rows) -> Ragged:
-        tensor = torch.tensor
+    def _batch(self, rows: Rows, slots: list[int]) -> Ragged:
+        cache = None
+        if self.cache is not None:
+            cache = CacheView(self.cache, self._tensor(slots), rows.tables, self._seen(rows))
         return Ragged(
-            tokens=tensor(rows.tokens, device=self.device),
-            positions=tensor(rows.positions, device=self.device),
+            tokens=self._tensor(rows.tokens),
+            positions=self._tensor(rows.positions),
             starts=tuple(rows.starts),
-            segments=None if rows.segments is None else tensor(rows.segments, device=self.device),
-            cache=None
-            if self.cache is None
-            else CacheView(self.cache, self._slots(rows), rows.tables, self._seen(rows)),
+            segments=None if rows.segments is None else self._tensor(rows.segments),
+            cache=cache,
         )
 
-    def _slots(self, rows: Rows) -> Tensor:
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def _slots(self, rows: Rows) -> list[int]:
+        """Where in the cache each row's key and value go."""
         size = self.block_size
-        slots = [
+        return [
             table[position // size] * size + position % size
             for table, (start, end) in zip(rows.tables, pairwise(rows.starts), strict=True)
             for position in rows.positions[start:end]
         ]
-        return torch.tensor(slots, device=self.device)
 
     def _seen(self, rows: Rows) -> list[int]:
         return [rows.positions[end - 1] + 1 for end in rows.starts[1:]]
+
+    def _suspect(self, states: Tensor, slots: list[int]) -> None:
+        if not bool(states.sum().isfinite()):  # one number to look at, step after step
+            finite = states.isfinite().all(dim=-1).tolist()
+            self._poisoned |= {slot // self.block_size for slot, good in zip(slots, finite, strict=True) if not good}
+
+    def _cleanse(self, slots: list[int]) -> None:
+        if self._poisoned and self.cache is not None:
+            started = {slot // self.block_size for slot in slots if slot % self.block_size == 0}
+            self.cache.clear(sorted(started & self._poisoned))
+            self._poisoned -= started

@@ -171,3 +171,25 @@ def test_families_and_head_names_match_the_reference() -> None:
     for family in FAMILIES.values():
         for architecture in family.heads:
             assert hasattr(tf, architecture), (family.name, architecture)
+
+
+def test_a_block_that_held_nan_is_clean_for_its_next_holder() -> None:
+    """Values that are no numbers stay with the sequence that made them, even when its block changes hands."""
+    _, ours, head = build("llama")
+    executor = TorchExecutor(ours, head, block_count=4, block_size=4)
+    fresh = executor.step(Rows([5, 6], [0, 1], [0, 2], [[2]], [1]))
+    with torch.no_grad():
+        kept = ours.tokens.weight[7].clone()
+        ours.tokens.weight[7] = float("nan")
+    assert executor.step(Rows([7] * 4, [0, 1, 2, 3], [0, 4], [[2]], [3])).isnan().any()
+    assert executor.step(Rows([5], [4], [0, 1], [[2, 3]], [0])).isnan().any()  # it reads its own NaN
+    with torch.no_grad():
+        ours.tokens.weight[7] = kept
+    assert torch.equal(executor.step(Rows([5, 6], [0, 1], [0, 2], [[2]], [1])), fresh)
+
+
+def test_nobody_wanted() -> None:
+    """A step of a chunk that does not end its prompt."""
+    _, ours, head = build("llama")
+    executor = TorchExecutor(ours, head, block_count=2, block_size=4)
+    assert executor.step(Rows([5, 6], [0, 1], [0, 2], [[1]], [])).shape == (0, 97)

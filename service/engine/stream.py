@@ -1,0 +1,95 @@
+"""The way back: one request's events, from the engine to whoever asked.
+
+A Stream knows neither threads nor models.  It lives on the event loop thread; workers only carry it about, to say whose
+an event is.  The one idea: it ends exactly once, whoever ends it, and says how to `ended`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from service.engine.worker import Ended, Outcome
+from service.errors import Expired
+from service.request import Done, Event, Failed, Request, Task, Token
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What all streams of one worker share: where they came from, and whom to tell."""
+
+    model: str
+    task: Task
+    ended: Callable[["Stream", Ended], None]  # any end
+    abort: Callable[["Stream"], None]  # an end before the answer's: what the request holds is to be freed
+
+
+@dataclass(eq=False, slots=True)
+class Stream:
+    """An async iterator of events that ends after Done or Failed, or when it is closed."""
+
+    request: Request
+    link: Link
+    submitted: float = field(default_factory=perf_counter)
+    open: bool = True  # no end yet: neither arrived nor closed
+    tokens: int = 0  # Token events so far
+    _events: deque[Event] = field(default_factory=deque)
+    _waiter: asyncio.Future[None] | None = None
+
+    def __aiter__(self) -> "Stream":
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._events:
+            if not self.open:
+                raise StopAsyncIteration
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self._events.popleft()
+
+    def events_now(self) -> list[Event]:
+        """What has arrived and was not yet iterated over, without waiting."""
+        events = list(self._events)
+        self._events.clear()
+        return events
+
+    def close(self, *, answered: bool = False) -> None:
+        """Want no more: the request is aborted, queued or running, and what it holds is freed.
+
+        `answered` says that what came is the whole answer (a stop string was found): it counts as done.  After the
+        last event, or a second time, it does nothing.
+        """
+        if not self.open:
+            return
+        self._events.clear()
+        self._end("done" if answered else "aborted", self.tokens)
+        self.link.abort(self)
+
+    def receive(self, event: Event) -> None:
+        """From the engine.  What arrives after the end is dropped."""
+        if not self.open:
+            return
+        self._events.append(event)
+        match event:
+            case Token():
+                self.tokens += 1
+                self._wake()
+            case Done(completion_tokens=tokens):
+                self._end("done", tokens)
+            case Failed(error=error):
+                self._end("expired" if isinstance(error, Expired) else "failed", self.tokens)
+            case _:
+                pass  # what was encoded comes with its Done
+
+    def _end(self, outcome: Outcome, tokens: int) -> None:
+        self.open = False
+        self._wake()
+        seconds = perf_counter() - self.submitted
+        self.link.ended(
+            self, Ended(self.link.model, self.link.task, outcome, seconds, len(self.request.tokens), tokens)
+        )
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,124 @@
+"""What the engine expects of a worker, and what it tells an observer.
+
+A worker is one way of batching (token by token, or whole texts) over one model.  It knows neither threads nor clients:
+`refuse` apart, only the engine's thread calls it, and it hands answers back as (ticket, event), so that one step is one
+delivery.
+"""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Literal, Protocol
+
+from service.request import Event, Request, Task
+
+Outcome = Literal["done", "failed", "aborted", "expired"]
+
+
+class Ticket(Protocol):
+    """A request on its way, compared by identity.  Its answer is received on the event loop thread."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def submitted(self) -> float:
+        """When, by `time.perf_counter`."""
+
+    def receive(self, event: Event) -> None: ...
+
+
+@dataclass(eq=False, slots=True)
+class Rehearsal:
+    """A ticket nobody waits for: what a worker warms up with."""
+
+    request: Request
+    submitted: float = field(default_factory=perf_counter)
+
+    def receive(self, event: Event) -> None:
+        """Nobody listens."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step in numbers.  Counts are of this step; `running`, `waiting` and blocks are as it leaves them."""
+
+    model: str
+    task: Task
+    sequences: int
+    tokens: int
+    padding: int  # token slots computed that belong to no token
+    forward_s: float
+    sample_s: float  # sampling, or the head and its closing
+    running: int
+    waiting: int
+    blocks_total: int = 0
+    blocks_used: int = 0
+    preemptions: int = 0
+    cached_tokens: int = 0  # tokens of prompts found stored
+    queue_s: list[float] = field(default_factory=list)  # submitted to first scheduled, of those first scheduled now
+    first_token_s: list[float] = field(default_factory=list)  # submitted to first token
+    inter_token_s: list[float] = field(default_factory=list)  # token to token
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a request ended.  Every request ends once."""
+
+    model: str
+    task: Task
+    outcome: Outcome
+    seconds: float  # since it was submitted
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class Observer(Protocol):
+    """Is told, on the event loop thread."""
+
+    def step(self, report: StepReport) -> None: ...
+
+    def ended(self, ended: Ended) -> None: ...
+
+
+Answer = tuple[Ticket, Event]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step leaves: events in order, and the report."""
+
+    answers: list[Answer]
+    report: StepReport
+
+
+class Worker(Protocol):
+    """One model at work."""
+
+    @property
+    def model(self) -> str: ...
+
+    @property
+    def task(self) -> Task: ...
+
+    @property
+    def busy(self) -> bool:
+        """Whether `step` has anything to do."""
+
+    def refuse(self, request: Request) -> None:
+        """Raise BadRequest if it can never be done.  Any thread may ask: it looks at nothing that changes."""
+
+    def submit(self, ticket: Ticket) -> None: ...
+
+    def abort(self, ticket: Ticket) -> None:
+        """Free what it holds and say no more of it.  One that is not here is no error."""
+
+    def step(self) -> Step: ...
+
+    def fail(self) -> list[Answer]:
+        """After `step` raised: end the requests it carried, with an error."""
+
+    def check(self) -> None:
+        """Assert that nothing is leaked.  The engine asks when there is nothing else to do."""
+
+    def warm_up(self) -> None:
+        """Do what is slow only the first time.  For a worker that has no requests yet."""

@@ -1,0 +1,386 @@
+"""The engine: threads, turns, ends.  Every request ends once, whatever happens, and frees all it held."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+
+import pytest
+import torch
+from engine_fakes import FakeEncoder, FakeGenerator, FakeHead, Notes, generate, greedy
+
+from service.engine.encoder import Encoder
+from service.engine.engine import Engine, Stream
+from service.engine.generator import Generator
+from service.errors import BadRequest, NotFound, StepFailed, Unavailable
+from service.request import Done, Encode, Encoded, Event, Failed, Request, Token
+
+
+class Stage:
+    """An engine with a generator `talker` and an encoder `reader` over pretended networks."""
+
+    def __init__(self, **options: int) -> None:
+        self.notes = Notes()
+        self.engine = Engine(self.notes, threads=options.pop("threads", 0))
+        self.executor = FakeGenerator(options.pop("blocks", 64), 4)
+        self.generator = Generator(self.executor, model="talker", **options)
+        self.texts = FakeEncoder()
+        self.encoder = Encoder(self.texts, FakeHead(), model="reader", task="embed", token_budget=20)
+        self.engine.add("talker", self.generator)
+        self.engine.add("reader", self.encoder)
+
+    def talk(self, *requests: Request) -> list[Stream]:
+        return self.engine.submit("talker", requests)
+
+    def pause(self) -> threading.Event:
+        """Holds the engine thread until the event is set."""
+        gate = threading.Event()
+        self.executor.explode = lambda rows: not gate.wait(10)
+        return gate
+
+    async def settled(self) -> None:
+        """Everything sent has been done, and nothing is held."""
+        await self.until(lambda: self.engine.idle)
+        assert self.generator._blocks.used == 0
+        assert not self.generator.busy
+        assert not self.encoder.busy
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        for _ in range(5000):
+            if condition():
+                return
+            await asyncio.sleep(0.001)
+        raise AssertionError("waited in vain")
+
+
+def play(scene: Callable[[Stage], Awaitable[None]], **options: int) -> Stage:
+    async def run() -> Stage:
+        stage = Stage(**options)
+        stage.engine.start()
+        try:
+            await scene(stage)
+        finally:
+            await stage.engine.close(0)
+        assert not stage.engine.alive
+        return stage
+
+    return asyncio.run(asyncio.wait_for(run(), 60))
+
+
+async def events(stream: Stream) -> list[Event]:
+    return [event async for event in stream]
+
+
+def said(found: list[Event]) -> list[int]:
+    return [event.id for event in found if isinstance(event, Token)]
+
+
+def failure(found: list[Event]) -> Exception:
+    assert isinstance(found[-1], Failed)
+    return found[-1].error
+
+
+def test_requests_are_answered_in_order_and_counted_once() -> None:
+    async def scene(stage: Stage) -> None:
+        streams = stage.talk(*[generate([index, 2, 3]) for index in range(6)])
+        reading = stage.engine.submit("reader", [Encode("a", (1, 2)), Encode("b", (3,))])
+        for index, stream in enumerate(streams):
+            found = await events(stream)
+            assert said(found) == greedy([index, 2, 3], 8)
+            assert found[-1] == Done("length", 3, 8, 0)
+        for stream in reading:
+            encoded, done = await events(stream)
+            assert isinstance(encoded, Encoded)
+            assert isinstance(done, Done)
+        assert await events(streams[0]) == [], "an ended stream stays ended"
+        await stage.settled()
+
+    stage = play(scene)
+    assert stage.notes.outcomes == ["done"] * 8
+    assert {(end.model, end.task) for end in stage.notes.ends} == {("talker", "generate"), ("reader", "embed")}
+    assert sum(end.completion_tokens for end in stage.notes.ends) == 6 * 8
+    assert all(end.seconds > 0 for end in stage.notes.ends)
+    assert len(stage.notes.steps) == stage.engine.steps
+    assert sum(report.tokens for report in stage.notes.steps if report.model == "talker") == 6 * (3 + 7)
+
+
+def test_one_wake_up_of_the_loop_a_step() -> None:
+    async def scene(stage: Stage) -> None:
+        posted: list[object] = []
+        loop = asyncio.get_running_loop()
+        original = loop.call_soon_threadsafe
+
+        def counted(*given: object) -> object:
+            posted.append(given)
+            return original(*given)  # type: ignore[arg-type]
+
+        loop.call_soon_threadsafe = counted  # type: ignore[assignment, method-assign]
+        for stream in stage.talk(*[generate([index]) for index in range(16)]):
+            await events(stream)
+        assert len(posted) == stage.engine.steps
+
+    play(scene)
+
+
+def test_an_idle_engine_sleeps() -> None:
+    async def scene(stage: Stage) -> None:
+        await events(stage.talk(generate([1]))[0])
+        await stage.settled()
+        before = time.thread_time(), time.process_time()
+        await asyncio.sleep(0.3)
+        assert time.process_time() - before[1] < 0.1
+        assert stage.engine.idle
+
+    play(scene)
+
+
+def test_what_cannot_be_done_is_refused_at_once_and_whole() -> None:
+    async def scene(stage: Stage) -> None:
+        with pytest.raises(BadRequest, match="256 tokens"):
+            stage.talk(generate([1]), generate([1] * 250, 10))
+        with pytest.raises(NotFound, match="nobody"):
+            stage.engine.submit("nobody", [generate([1])])
+        assert stage.talk() == []
+        await stage.settled()
+
+    assert play(scene).notes.ends == []
+
+
+@pytest.mark.parametrize("when", ["queued", "running"])
+def test_closing_a_stream_aborts_and_frees(when: str) -> None:
+    async def scene(stage: Stage) -> None:
+        first = stage.talk(generate([1], 200))[0]
+        await anext(first)
+        gate = stage.pause()
+        stream = stage.talk(generate([2], 200))[0] if when == "queued" else first
+        stream.close()
+        stream.close()
+        assert await events(stream) == []
+        assert stage.notes.outcomes == ["aborted"]
+        first.close()
+        gate.set()
+        await stage.settled()
+        assert stage.engine.steps < 100
+
+    stage = play(scene, sequence_budget=1)
+    assert stage.notes.outcomes == ["aborted"] * len(stage.notes.ends)
+    assert stage.notes.ends[-1].completion_tokens >= 1
+
+
+def test_closing_an_ended_stream_does_nothing() -> None:
+    async def scene(stage: Stage) -> None:
+        stream = stage.talk(generate([1]))[0]
+        await events(stream)
+        stream.close()
+        waiting = stage.talk(generate([1]))[0]
+        await stage.settled()
+        waiting.close()
+        assert len(await events(waiting)) == 9, "what had come can still be read"
+
+    assert play(scene).notes.outcomes == ["done", "done"]
+
+
+def test_an_answered_stream_counts_as_done() -> None:
+    async def scene(stage: Stage) -> None:
+        stream = stage.talk(generate([1], 200))[0]
+        await anext(stream)
+        stream.close(answered=True)
+        await stage.settled()
+
+    (end,) = play(scene).notes.ends
+    assert (end.outcome, end.prompt_tokens) == ("done", 1)
+    assert 1 <= end.completion_tokens < 200
+
+
+def test_closing_wakes_whoever_waits() -> None:
+    async def scene(stage: Stage) -> None:
+        gate = stage.pause()
+        stream = stage.talk(generate([1]))[0]
+        reader = asyncio.create_task(events(stream))
+        await asyncio.sleep(0.01)
+        stream.close()
+        assert await asyncio.wait_for(reader, 1) == []
+        gate.set()
+
+    play(scene)
+
+
+def test_a_cancelled_reader_loses_nothing() -> None:
+    async def scene(stage: Stage) -> None:
+        gate = stage.pause()
+        stream = stage.talk(generate([1]))[0]
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(stream), 0.01)
+        gate.set()
+        assert said(await events(stream)) == greedy([1], 8)
+
+    play(scene)
+
+
+def test_events_that_came_together_are_read_together() -> None:
+    async def scene(stage: Stage) -> None:
+        stream = stage.talk(generate([1]))[0]
+        assert stream.events_now() == []
+        await stage.settled()
+        assert len(stream.events_now()) == 9
+        assert stream.events_now() == await events(stream) == []
+
+    play(scene)
+
+
+def test_a_failing_step_fails_its_requests_and_the_engine_goes_on() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.executor.explode = lambda rows: True
+        streams = stage.talk(generate([1]), generate([2]))
+        for stream in streams:
+            assert isinstance(failure(await events(stream)), StepFailed)
+        stage.executor.explode = lambda rows: False
+        assert said(await events(stage.talk(generate([3]))[0])) == greedy([3], 8)
+        assert stage.engine.alive
+        await stage.settled()
+
+    assert play(scene).notes.outcomes == ["failed", "failed", "done"]
+
+
+def test_call_runs_between_steps_on_the_engine_thread() -> None:
+    async def scene(stage: Stage) -> None:
+        stream = stage.talk(generate([1], 100))[0]
+        await anext(stream)
+        assert (await stage.engine.call(threading.current_thread)).name == "engine-cpu"
+        assert await stage.engine.call(torch.get_num_threads) == 1
+        assert len(await events(stream)) == 100
+        with pytest.raises(ZeroDivisionError):
+            await stage.engine.call(lambda: 1 / 0)
+        with pytest.raises(RuntimeError, match="StopIteration"):
+            await stage.engine.call(lambda: next(iter([])))
+        value = ValueError("returned, not raised")
+        assert await stage.engine.call(lambda: value) is value
+
+    before = torch.get_num_threads()
+    play(scene, threads=1)
+    torch.set_num_threads(before)
+
+
+def test_an_encoder_does_not_wait_for_a_long_generation() -> None:
+    async def scene(stage: Stage) -> None:
+        talk = stage.talk(generate([1], 200))[0]
+        await anext(talk)
+        for index in range(3):
+            (stream,) = stage.engine.submit("reader", [Encode("a", (index + 1,))])
+            assert len(await events(stream)) == 2
+        assert talk.open
+        talk.close()
+
+    play(scene)
+
+
+def test_removing_a_worker_fails_its_requests() -> None:
+    async def scene(stage: Stage) -> None:
+        stream = stage.talk(generate([1], 200))[0]
+        await anext(stream)
+        stage.engine.remove("talker")
+        error = failure(await events(stream))
+        assert isinstance(error, Unavailable)
+        assert "talker" in error.message
+        with pytest.raises(NotFound):
+            stage.talk(generate([1]))
+        (reading,) = stage.engine.submit("reader", [Encode("a", (1,))])
+        assert len(await events(reading)) == 2
+        stage.engine.add("talker", Generator(FakeGenerator(), model="talker"))
+        assert said(await events(stage.talk(generate([1]))[0])) == greedy([1], 8)
+
+    assert play(scene).notes.outcomes == ["failed", "done", "done"]
+
+
+def test_close_drains_what_can_finish() -> None:
+    async def scene(stage: Stage) -> None:
+        streams = stage.talk(*[generate([index], 20) for index in range(4)])
+        closing = asyncio.create_task(stage.engine.close(20))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="shutting down"):
+            stage.talk(generate([1]))
+        with pytest.raises(Unavailable, match="shutting down"):
+            await stage.engine.call(lambda: 1)
+        for index, stream in enumerate(streams):
+            assert said(await events(stream)) == greedy([index], 20)
+        await closing
+        assert not stage.engine.alive
+
+    assert play(scene).notes.outcomes == ["done"] * 4
+
+
+def test_close_fails_what_cannot() -> None:
+    async def scene(stage: Stage) -> None:
+        gate = stage.pause()
+        streams = stage.talk(generate([1], 200), generate([2], 200))
+        pending = asyncio.create_task(stage.engine.call(lambda: 1))
+        asyncio.get_running_loop().call_later(0.1, gate.set)
+        await stage.engine.close(0.02)
+        for stream in streams:
+            assert isinstance(failure(await events(stream)), Unavailable)
+        with pytest.raises(Unavailable):
+            await pending
+        await stage.engine.close(0)
+
+    assert play(scene).notes.outcomes == ["failed", "failed"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(stage: Stage) -> None:
+        gate = threading.Event()
+        stage.executor.explode = lambda rows: gate.wait(10)
+        monkeypatch.setattr(stage.generator, "fail", lambda: 1 / 0)
+        streams = stage.talk(generate([1]), generate([2]))
+        await asyncio.sleep(0.01)
+        pending = asyncio.create_task(stage.engine.call(lambda: 1))
+        await asyncio.sleep(0.01)
+        assert stage.engine.alive
+        gate.set()
+        for stream in streams:
+            error = failure(await events(stream))
+            assert isinstance(error, Unavailable)
+            assert "stopped" in error.message
+        with pytest.raises(Unavailable, match="stopped"):
+            await pending
+        assert not stage.engine.alive
+        with pytest.raises(Unavailable, match="stopped"):
+            stage.talk(generate([1]))
+
+    assert play(scene).notes.outcomes == ["failed", "failed"]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_leak_is_found_when_there_is_nothing_else_to_do() -> None:
+    async def scene(stage: Stage) -> None:
+        await stage.engine.call(lambda: stage.generator._blocks.grow([], 4))
+        await events(stage.talk(generate([1]))[0])
+        await stage.until(lambda: not stage.engine.alive)
+
+    play(scene)
+
+
+def test_a_storm_of_requests_and_aborts_leaves_nothing_behind() -> None:
+    async def client(stage: Stage, index: int) -> None:
+        for turn in range(6):
+            number = index * 6 + turn
+            if number % 5 == 0:
+                streams = stage.engine.submit("reader", [Encode("a", (number % 12, text)) for text in range(4)])
+                assert all([len(await events(stream)) == 2 for stream in streams])
+                continue
+            (stream,) = stage.talk(generate([number % 7, index], 10))
+            if number % 3 == 0:
+                if number % 2:
+                    await anext(stream)
+                stream.close()
+            else:
+                assert said(await events(stream)) == greedy([number % 7, index], 10)
+
+    async def scene(stage: Stage) -> None:
+        await asyncio.gather(*[client(stage, index) for index in range(20)])
+        await stage.settled()
+
+    stage = play(scene, blocks=12, sequence_budget=6, token_budget=16, prefill_chunk=4)
+    streams = sum(4 if number % 5 == 0 else 1 for number in range(120))
+    assert len(stage.notes.ends) == streams
+    assert set(stage.notes.outcomes) == {"done", "aborted"}

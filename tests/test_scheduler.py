@@ -1,0 +1,256 @@
+"""The scheduler: a fuzz over thousands of random runs, and each rule on its own.
+
+The fuzz plays the network with a dictionary: a slot of the cache remembers the whole prefix it was computed from, and
+the next token is a function of all tokens before it.  So a block read with foreign contents, a leaked block or a
+sequence disturbed by another shows at once.
+"""
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from service.engine.blocks import Blocks, chain
+from service.engine.scheduler import Chunk, Scheduler, Sequence
+
+STOP = 5
+NEVER = -1
+
+
+def speak(tokens: list[int]) -> int:
+    """The next token of a pretended network."""
+    return (sum((index + 1) * token for index, token in enumerate(tokens)) * 7 + 3) % 11
+
+
+def alone(prompt: list[int], limit: int, stop: int = STOP) -> list[int]:
+    """The text as one sequence at a time would have it."""
+    tokens = list(prompt)
+    while True:
+        tokens.append(speak(tokens))
+        if tokens[-1] == stop or len(tokens) >= limit:
+            return tokens
+
+
+@dataclass
+class Play:
+    """A scheduler over a pretended cache."""
+
+    scheduler: Scheduler
+    cache: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    limits: dict[Sequence, int] = field(default_factory=dict)
+    order: list[Sequence] = field(default_factory=list)
+    stop: int = STOP
+    preemptions: int = 0
+    cached: int = 0
+
+    @classmethod
+    def of(cls, count: int, size: int, **budgets: int) -> "Play":
+        return cls(Scheduler(Blocks(count, size), **budgets))
+
+    def add(self, prompt: list[int], more: int) -> Sequence:
+        sequence = Sequence(list(prompt))
+        self.limits[sequence] = len(prompt) + more
+        self.order.append(sequence)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def step(self) -> list[Chunk]:
+        plan = self.scheduler.schedule()
+        self.check_plan(plan.chunks)
+        self.preemptions += plan.preemptions
+        self.cached += plan.cached_tokens
+        for chunk in plan.chunks:
+            self.write(chunk)
+        drawn = [(chunk.sequence, speak(self.read(chunk))) for chunk in plan.chunks if chunk.last]
+        self.scheduler.commit(plan.chunks)
+        for sequence, token in drawn:
+            sequence.tokens.append(token)
+            if token == self.stop or len(sequence.tokens) >= self.limits[sequence]:
+                self.scheduler.remove(sequence)
+        self.scheduler.check()
+        size = self.scheduler.blocks.size
+        assert all(s.published == s.computed // size for s in self.scheduler.running), "full blocks nobody finds"
+        return plan.chunks
+
+    def run(self) -> None:
+        while self.scheduler.running or self.scheduler.waiting:
+            assert self.step(), "no progress"
+
+    def check_plan(self, chunks: list[Chunk]) -> None:
+        scheduler = self.scheduler
+        assert sum(chunk.count for chunk in chunks) <= scheduler.token_budget
+        assert len({chunk.sequence for chunk in chunks}) == len(chunks) <= scheduler.sequence_budget
+        assert all(0 < chunk.count <= scheduler.chunk for chunk in chunks)
+        assert all(chunk.sequence in scheduler.running for chunk in chunks)
+        assert all(chunk.last == (chunk.count == chunk.sequence.behind) for chunk in chunks)
+        present = [*scheduler.running, *scheduler.waiting]
+        assert present == [sequence for sequence in self.order if sequence in set(present)], "out of order"
+
+    def slot(self, sequence: Sequence, position: int) -> int:
+        size = self.scheduler.blocks.size
+        return sequence.blocks[position // size] * size + position % size
+
+    def write(self, chunk: Chunk) -> None:
+        sequence = chunk.sequence
+        for position in range(sequence.computed, sequence.computed + chunk.count):
+            self.cache[self.slot(sequence, position)] = tuple(sequence.tokens[: position + 1])
+
+    def read(self, chunk: Chunk) -> list[int]:
+        sequence = chunk.sequence
+        length = sequence.computed + chunk.count
+        for position in range(length):
+            assert self.cache[self.slot(sequence, position)] == tuple(sequence.tokens[: position + 1]), "foreign block"
+        return sequence.tokens[:length]
+
+
+def fuzz(seed: int) -> tuple[int, int, int, int]:
+    """One random run; returns preemptions, cached tokens, aborts and steps that mixed prompts with talk."""
+    choice = random.Random(seed)
+    size, count = choice.choice([1, 2, 4]), choice.choice([6, 12, 20, 40])
+    play = Play.of(
+        count,
+        size,
+        token_budget=choice.choice([1, 3, 8, 64]),
+        sequence_budget=choice.choice([1, 3, 8]),
+        chunk=choice.choice([1, 3, 64]),
+    )
+    capacity = size * count
+    prompts = [
+        [choice.randint(0, 2) for _ in range(choice.randint(1, max(1, capacity // choice.choice([1, 2, 3]) - 1)))]
+        for _ in range(choice.randint(1, 12))
+    ]
+    todo = [(prompt, min(choice.randint(1, 10), capacity - len(prompt))) for prompt in prompts]
+    aborted: set[Sequence] = set()
+    mixed = 0
+    while todo or play.scheduler.waiting or play.scheduler.running:
+        while todo and choice.random() < 0.6:
+            play.add(*todo.pop(0))
+        present = [*play.scheduler.running, *play.scheduler.waiting]
+        if present and choice.random() < 0.05:
+            aborted.add(sequence := choice.choice(present))
+            play.scheduler.remove(sequence)
+        here = bool(play.scheduler.running or play.scheduler.waiting)
+        chunks = play.step()
+        assert chunks or not here, "no progress"
+        mixed += len({chunk.count > 1 for chunk in chunks}) > 1
+    for prompt, sequence in zip(prompts, play.order, strict=True):
+        assert sequence in aborted or sequence.tokens == alone(prompt, play.limits[sequence])
+        assert sequence.cached < len(prompt)
+        assert not sequence.blocks
+    assert not play.scheduler.blocks.used
+    return play.preemptions, play.cached, len(aborted), mixed
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_two_thousand_random_runs(part: int) -> None:
+    totals = [sum(column) for column in zip(*(fuzz(seed) for seed in range(part * 500, part * 500 + 500)), strict=True)]
+    assert all(total > 100 for total in totals), f"the fuzz has stopped to exercise something: {totals}"
+
+
+def test_talkers_go_on_while_a_long_prompt_catches_up() -> None:
+    play = Play.of(64, 4, token_budget=8, sequence_budget=8, chunk=4)
+    play.stop = NEVER
+    talkers = [play.add([1, index], 40) for index in range(3)]
+    play.step()
+    long = play.add([2] * 60, 1)
+    for _ in range(5):
+        counts = {chunk.sequence: chunk.count for chunk in play.step()}
+        assert [counts[talker] for talker in talkers] == [1, 1, 1]
+        assert counts[long] == 4, "its chunk, although the budget has room"
+
+
+def test_a_short_prompt_overtakes_long_ones() -> None:
+    play = Play.of(64, 4, token_budget=8, sequence_budget=8, chunk=4)
+    long = [play.add([index, 1] * 20, 1) for index in range(3)]
+    short = play.add([9, 9, 9], 5)
+    counts = {chunk.sequence: chunk.count for chunk in play.step()}
+    assert counts == {long[0]: 4, short: 3, long[1]: 1}, "the oldest, then the nearest"
+
+
+def test_the_oldest_catches_up_under_a_stream_of_short_prompts() -> None:
+    play = Play.of(64, 4, token_budget=4, sequence_budget=4, chunk=2)
+    long = play.add([2, 1] * 20, 1)
+    for index in range(25):
+        play.add([index, 3], 1)
+        play.add([index, 4], 1)
+        play.step()
+    assert len(long.tokens) == 41
+
+
+def test_an_equal_prompt_finds_the_blocks_of_the_first() -> None:
+    play = Play.of(64, 4, token_budget=64, sequence_budget=8, chunk=64)
+    prompt = [index % 7 for index in range(18)]
+    play.add(prompt, 3)
+    play.step()
+    second = play.add(prompt, 3)
+    assert sum(chunk.count for chunk in play.step()) == 1 + 2
+    assert second.cached == play.cached == 16
+    play.run()
+
+
+def test_the_last_token_is_always_computed() -> None:
+    play = Play.of(64, 4, token_budget=64, sequence_budget=8, chunk=64)
+    play.add([1, 2, 3, 4, 5, 6, 7, 8], 1)
+    play.step()
+    second = play.add([1, 2, 3, 4, 5, 6, 7, 8], 1)
+    play.step()
+    assert second.cached == 4
+
+
+def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
+    play = Play.of(200, 4, token_budget=32, sequence_budget=16, chunk=32)
+    prompt = [index % 5 for index in range(120)]
+    sequences = [play.add(prompt, 2) for _ in range(10)]
+    computed = 0
+    while play.scheduler.running or play.scheduler.waiting:
+        computed += sum(chunk.count for chunk in play.step())
+    assert computed < 2 * 120, "ten times 120 tokens, shared"
+    assert all(sequence.cached >= 88 for sequence in sequences[1:])
+
+
+def test_the_youngest_makes_room_and_goes_on_later() -> None:
+    play = Play.of(6, 2, token_budget=16, sequence_budget=4, chunk=16)
+    play.stop = NEVER
+    old, young = play.add([1, 2, 3], 8), play.add([3, 2, 1], 8)
+    while play.step() and not play.preemptions:
+        pass
+    assert old in play.scheduler.running
+    assert list(play.scheduler.waiting) == [young]
+    assert not young.blocks
+    play.run()
+    assert old.tokens == alone([1, 2, 3], 11, NEVER)
+    assert young.tokens == alone([3, 2, 1], 11, NEVER)
+    assert young.cached == 0, "it finds its own blocks again; that is no hit of its prompt"
+
+
+def test_an_admission_leaves_those_who_talk_a_block_to_grow_into() -> None:
+    play = Play.of(8, 2, token_budget=16, sequence_budget=4, chunk=16)
+    play.add([1, 2, 3], 10)
+    play.step()
+    play.add([4] * 12, 1)
+    play.step()
+    assert len(play.scheduler.waiting) == 1, "6 of 6 free blocks would leave none"
+    play.run()
+    assert not play.preemptions
+
+
+def test_what_was_not_committed_is_not_found() -> None:
+    scheduler = Scheduler(Blocks(16, 2), token_budget=16, sequence_budget=4, chunk=16)
+    first, second = Sequence([1, 2, 3, 4, 5]), Sequence([1, 2, 3, 4, 5])
+    scheduler.add(first)
+    scheduler.schedule()
+    scheduler.remove(first)  # its step failed
+    scheduler.add(second)
+    assert scheduler.schedule().cached_tokens == 0
+
+
+def test_a_block_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[int] = []
+    monkeypatch.setattr(
+        "service.engine.scheduler.chain", lambda parent, tokens: named.append(1) or chain(parent, tokens)
+    )
+    play = Play.of(64, 4, token_budget=8, sequence_budget=4, chunk=8)
+    play.stop = NEVER
+    play.add([6, 6, 1, 2] * 5, 30)
+    play.run()
+    assert len(named) == 49 // 4, "one for every block of the 49 tokens that were computed"
