@@ -1,0 +1,120 @@
+"""From a source to a checkpoint that can run: `load(source)`.
+
+A source is a folder in Hugging Face's layout, a GGUF file, or an id on the hub ("org/name", "org/name@revision"); any
+of them "+" a PEFT LoRA folder, which is merged; or such a folder alone, which names its base.  Nothing in a checkpoint
+is executed or unpickled.  Loading is plain work of the calling thread, whichever that is.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from logging import getLogger
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from torch import nn
+
+from models.chat import ChatTemplate
+from models.checkpoint import adapter, folder, gguf, hub
+from models.checkpoint.description import Description, build
+from models.config import ModelConfig
+from models.errors import CheckpointError, UnsupportedError
+from models.tokenizer import Tokenizer
+from models.transformer import Transformer
+
+Task = Literal["generate", "classify", "rank", "embed"]
+log = getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What came out of a source.  `max_tokens` counts special tokens too; `weight_bytes` counts tied weights once."""
+
+    source: str
+    family: str
+    task: Task
+    config: ModelConfig
+    network: Transformer
+    head: nn.Module
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None
+    labels: tuple[str, ...]
+    stop_tokens: frozenset[int]
+    max_tokens: int
+    weight_bytes: int
+    dtype: str
+
+
+def ignore(done: int, total: int) -> None:
+    """Nobody asked for progress."""
+
+
+def load(
+    source: str,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    progress: Callable[[int, int], None] = ignore,
+) -> Checkpoint:
+    """Read a checkpoint into memory as `dtype` on `device`; `progress` hears of bytes done and bytes in all.
+
+    CheckpointError names the file and the tensor at fault; UnsupportedError says what to do instead.
+    """
+    what = describe(source)
+    network, head = build(what, dtype, torch.device(device), progress)
+    known, rows = what.tokenizer.vocab_size, what.config.vocab_size
+    if known > rows:
+        log.warning("%s: the tokenizer knows %d tokens, the network only the first %d", source, known, rows)
+    weights = {id(parameter): parameter.nbytes for each in (network, head) for parameter in each.parameters()}
+    return Checkpoint(
+        source=source,
+        family=what.family,
+        task=cast(Task, what.head.task),
+        config=what.config,
+        network=network,
+        head=head,
+        tokenizer=what.tokenizer,
+        chat=what.chat,
+        labels=what.head.labels,
+        stop_tokens=what.stop_tokens,
+        max_tokens=what.max_tokens,
+        weight_bytes=sum(weights.values()),
+        dtype=str(dtype).removeprefix("torch."),
+    )
+
+
+def describe(source: str) -> Description:
+    """All about a checkpoint but its numbers."""
+    base, _, addition = ("", "", "") if Path(source).expanduser().exists() else source.rpartition("+")
+    if base and addition:
+        return with_adapter(place(base), place(addition))
+    path = place(source)
+    if path.is_file():
+        return gguf_file(path)
+    if adapter.is_adapter(path):
+        return with_adapter(place(adapter.base_of(path)), path)
+    return folder.describe(folder.open_folder(path))
+
+
+def place(source: str) -> Path:
+    """Where a source lies on this machine, fetched if it is an id on the hub."""
+    path = Path(source).expanduser()
+    if source and path.exists():
+        return path
+    if hub.is_id(source):
+        return hub.download(source)
+    raise CheckpointError("there is no such folder or file, and it is no id on the hub (org/name)", file=source)
+
+
+def gguf_file(path: Path) -> Description:
+    if path.suffix != ".gguf":
+        raise UnsupportedError("a file is loaded only if it is a .gguf; otherwise name the folder", file=str(path))
+    return gguf.describe(path)
+
+
+def with_adapter(base: Path, addition: Path) -> Description:
+    """A base checkpoint with a LoRA merged into it."""
+    if base.is_file():
+        message = "an adapter is merged only into a safetensors folder; name the one this file was made from"
+        raise UnsupportedError(message, file=str(base))
+    return folder.describe(adapter.applied(adapter.read(addition), folder.open_folder(base)))

@@ -1,0 +1,185 @@
+"""Which head a folder's checkpoint has, what it is called in requests, and how long its input may be.
+
+Knows nothing of weights.  Where Hugging Face's files leave something open, what their own libraries do by default is
+done here, and said in the log.
+"""
+
+from collections.abc import Callable
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.architectures import rename
+from models.checkpoint.description import Head
+from models.checkpoint.parts import Json, Parts, read_json
+from models.checkpoint.tensors import same
+from models.config import ModelConfig
+from models.errors import CheckpointError, UnsupportedError
+from models.heads import Closing, LanguageHead, Pooler, Pooling, SequenceHead
+from models.transformer import Transformer
+
+OUTPUT, TOKENS = "head.output.weight", "tokens.weight"
+LONGEST_SANE = 1 << 24  # tokenizers write 10^30 where they know of no limit
+POOLINGS: dict[str, Pooling] = {
+    "mean": "mean",
+    "mean_tokens": "mean",
+    "cls": "cls",
+    "cls_token": "cls",
+    "max": "max",
+    "max_tokens": "max",
+    "lasttoken": "last",
+    "last_token": "last",
+}
+CROSS_ENCODER: dict[str, Closing] = {"Identity": "none", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+log = getLogger(__name__)
+
+
+def generating(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
+    """Logits over the vocabulary; the matrix may be that of the token embedding."""
+    names = theirs(parts, (OUTPUT, TOKENS))
+    tied = bool(parts.config.get("tie_word_embeddings", OUTPUT not in names))
+    if len(names) == 2 and tied:
+        # Both are there: as in transformers, they are one only if they hold the same.
+        tied = same(parts.entries[names[OUTPUT]], parts.entries[names[TOKENS]])
+    return language(config, tied), config.max_positions
+
+
+def language(config: ModelConfig, tied: bool) -> Head:
+    """The head of a generator."""
+
+    def build(network: Transformer) -> nn.Module:
+        return LanguageHead(config, network.tokens if tied else None)
+
+    return Head("generate", build, spare=(OUTPUT,) if tied else ())
+
+
+def theirs(parts: Parts, wanted: tuple[str, ...]) -> dict[str, str]:
+    """The checkpoint's names of those of our tensors that it holds."""
+    found = {}
+    for name in parts.entries:
+        for ours, _ in rename(parts.family, parts.spec.renames, name, torch.empty((3, 3), device="meta")):
+            if ours in wanted:
+                found[ours] = name
+    return found
+
+
+def sequence(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
+    """A score per label.  One label is a relevance: the task is to rank."""
+    labels = labels_of(parts)
+    closing, activation = closing_of(parts, len(labels)), parts.spec.activation
+
+    def build(network: Transformer) -> nn.Module:
+        return SequenceHead(network.config, len(labels), activation, closing)
+
+    return Head("rank" if len(labels) == 1 else "classify", build, labels), input_limit(parts.path, config)
+
+
+def labels_of(parts: Parts) -> tuple[str, ...]:
+    """Names of the labels in the order of the outputs; transformers' default is two without a name."""
+    file, names = str(parts.path / "config.json"), parts.config.get("id2label")
+    if names is None:
+        count = parts.config.get("num_labels", 2)
+        if not isinstance(count, int) or not 0 < count < 1 << 20:
+            raise CheckpointError(f"num_labels is {count!r}, which should be a positive number", file=file)
+        return tuple(f"LABEL_{index}" for index in range(count))
+    if not isinstance(names, dict) or {str(key) for key in names} != {str(index) for index in range(len(names))}:
+        raise CheckpointError(f"id2label should name the labels 0 to n-1, not {names!r}"[:300], file=file)
+    return tuple(str(names[key]) for key in sorted(names, key=int))
+
+
+def closing_of(parts: Parts, labels: int) -> Closing:
+    """How scores become probabilities: as transformers' pipeline and sentence-transformers' CrossEncoder do."""
+    extra = parts.config.get("sentence_transformers")
+    chosen = extra.get("activation_fn") if isinstance(extra, dict) else None
+    if chosen:
+        name = str(chosen).rpartition(".")[2]
+        if name not in CROSS_ENCODER:
+            message = f"activation_fn {chosen!r} is not known; known are {', '.join(CROSS_ENCODER)}"
+            raise UnsupportedError(message, file=str(parts.path / "config.json"))
+        return CROSS_ENCODER[name]
+    problem = parts.config.get("problem_type")
+    if problem == "regression" and labels > 1:
+        return "none"
+    return "sigmoid" if labels == 1 or problem == "multi_label_classification" else "softmax"
+
+
+def vector(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
+    """One vector a text.
+
+    modules.json says how states are pooled.  A plain encoder without it says nothing; sentence-transformers then
+    takes the mean and leaves the length alone, and so do we.
+    """
+    if not (parts.path / "modules.json").is_file():
+        log.warning("%s: no modules.json says how to pool states; taking their mean", parts.path)
+        return pooled("mean", normalise=False), input_limit(parts.path, config)
+    modules = modules_of(parts.path)
+    pooling = pooling_of(parts.path / modules["Pooling"] / "config.json") if "Pooling" in modules else "mean"
+    limit = read_json(parts.path / "sentence_bert_config.json", {}).get("max_seq_length")
+    longest = input_limit(parts.path, config)
+    if isinstance(limit, int) and limit > 0:
+        longest = min(limit, config.max_positions)
+    return pooled(pooling, normalise="Normalize" in modules), longest
+
+
+def pooled(pooling: Pooling, normalise: bool) -> Head:
+    """The head of an embedder."""
+
+    def build(network: Transformer) -> nn.Module:  # noqa: ARG001 - every head is built for a network
+        return Pooler(pooling, normalise)
+
+    return Head("embed", build)
+
+
+def modules_of(path: Path) -> dict[str, str]:
+    """Where each module of a sentence-transformers folder keeps its files, by its kind."""
+    file, kinds = path / "modules.json", ("Transformer", "Pooling", "Normalize")
+    found = {}
+    for module in read_list(file):
+        kind = str(module.get("type")).rpartition(".")[2]
+        if kind not in kinds:
+            raise UnsupportedError(
+                f"module {module.get('type')!r} is not known; known are {', '.join(kinds)}", file=str(file)
+            )
+        found[kind] = str(module.get("path", ""))
+    if found.get("Transformer"):
+        message = f"its Transformer lies in {found['Transformer']!r}; only folders with it at the top are loaded"
+        raise UnsupportedError(message, file=str(file))
+    return found
+
+
+def read_list(file: Path) -> list[Json]:
+    modules: Any = read_json(file, kind=list)
+    if not all(isinstance(module, dict) for module in modules):
+        raise CheckpointError("should hold a list of objects, one a module", file=str(file))
+    return list(modules)
+
+
+def pooling_of(file: Path) -> Pooling:
+    """From the newer `pooling_mode` or the older one switch a mode."""
+    config = read_json(file)
+    mode = config.get("pooling_mode")
+    modes = [mode] if isinstance(mode, str) else list(mode or [])
+    modes += [key.removeprefix("pooling_mode_") for key, on in config.items() if key.startswith("pooling_mode_") and on]
+    if len(set(modes)) != 1 or modes[0] not in POOLINGS:
+        raise UnsupportedError(
+            f"pooling {' + '.join(map(str, modes)) or 'none'} is not known; known are one of mean, cls, max, lasttoken",
+            file=str(file),
+        )
+    return POOLINGS[modes[0]]
+
+
+def input_limit(path: Path, config: ModelConfig) -> int:
+    """The longest input in tokens, special ones included."""
+    said = read_json(path / "tokenizer_config.json", {}).get("model_max_length")
+    sane = isinstance(said, int | float) and 0 < said < LONGEST_SANE
+    return min(int(said), config.max_positions) if sane else config.max_positions
+
+
+HEADS: dict[str, Callable[[Parts, ModelConfig], tuple[Head, int]]] = {
+    "generate": generating,
+    "classify": sequence,
+    "embed": vector,
+}

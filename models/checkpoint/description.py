@@ -1,0 +1,236 @@
+"""A checkpoint that is understood but not yet read, and the network made of it.
+
+Knows nothing of files' formats or of families.  The one idea: build on torch's meta device, where tensors have shapes
+but no memory; compare every shape the files announce with every shape the network wants; and only then allocate, one
+tensor at a time.  A wrong or absurd checkpoint is refused before it costs anything.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from logging import getLogger
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from models.chat import ChatTemplate
+from models.checkpoint.tensors import Entry, readable
+from models.config import ModelConfig
+from models.errors import CheckpointError
+from models.tokenizer import Tokenizer
+from models.transformer import Transformer
+
+DRAWN = frozenset(("normal_", "uniform_", "kaiming_uniform_"))
+SIZES = ("vocab_size", "width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "max_positions")
+COUNTS = ("position_offset", "window", "segments")
+REALS = ("rope_base", "window_rope_base", "norm_eps", "embedding_scale", "score_scale")
+NAMED = 5  # tensors named in a message; the others are counted
+Pieces = list[tuple[str, Tensor]]
+log = getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Head:
+    """What is made of the states: `task` is its word in requests, `build` makes the module for a network.
+
+    `spare` are names of ours that are left aside where a file has them: a tied tensor's second copy.
+    """
+
+    task: str
+    build: Callable[[Transformer], nn.Module]
+    labels: tuple[str, ...] = ()
+    spare: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """Everything about a checkpoint but its numbers.
+
+    `file` is what describes it, for messages.  `translate` turns a tensor under the file's name into tensors under
+    ours ("head." for those of the head), on the meta device too.
+    """
+
+    file: str
+    family: str
+    config: ModelConfig
+    head: Head
+    entries: Mapping[str, Entry]
+    translate: Callable[[str, Tensor], Pieces]
+    tokenizer: Tokenizer
+    max_tokens: int
+    chat: ChatTemplate | None = None
+    stop_tokens: frozenset[int] = field(default_factory=frozenset)
+
+
+class Unfilled(TorchFunctionMode):
+    """Modules made under it keep their parameters as they come.
+
+    Random numbers for tensors without memory would be drawn by torch's compiler, which takes seconds to import.
+    """
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") in DRAWN:
+            return kwargs["tensor"] if "tensor" in kwargs else args[0]
+        return func(*args, **kwargs)
+
+
+def build(
+    what: Description, dtype: torch.dtype, device: torch.device, progress: Callable[[int, int], None]
+) -> tuple[Transformer, nn.Module]:
+    """The network and its head, filled from the files.  `progress` hears of bytes done and bytes in all."""
+    network, head = blank(what)
+    entries = used(what, network, head)
+    total, done = sum(entry.size for entry in entries.values()), 0
+    progress(0, total)
+    for name, entry in entries.items():
+        for ours, piece in what.translate(name, entry.read(dtype, device)):
+            assign(network, head, ours, piece)
+        done += entry.size
+        progress(done, total)
+    tie(network, head)
+    return network.to(device).eval(), head.to(device).eval()
+
+
+def blank(what: Description) -> tuple[Transformer, nn.Module]:
+    """Both modules on the meta device: shapes, and no memory."""
+    for name, wrong in unsound(what.config):
+        raise CheckpointError(f"{name} is {getattr(what.config, name)!r}, which should be {wrong}", file=what.file)
+    if what.config.depth > len(what.entries):
+        raise CheckpointError(
+            f"it describes {what.config.depth} layers, but the files hold {len(what.entries)} tensors", file=what.file
+        )
+    with torch.device("meta"), Unfilled():
+        network = Transformer(what.config)
+        return network, what.head.build(network)
+
+
+def unsound(config: ModelConfig) -> Iterator[tuple[str, str]]:
+    """Fields whose values make no network, and what they should be: a description may hold anything."""
+    for name, least in (*((name, 1) for name in SIZES), *((name, 0) for name in COUNTS)):
+        value = getattr(config, name)
+        if type(value) is not int or not least <= value < 2**31:
+            yield name, f"a whole number from {least} on, within reason"
+    for name in REALS:
+        value = getattr(config, name)
+        if type(value) not in (int, float) or not 0 <= value < math.inf:
+            yield name, "a number, not negative"
+    if config.kv_heads > 0 and config.heads % config.kv_heads:
+        yield "heads", f"a multiple of kv_heads, which is {config.kv_heads}"
+    if config.position == "rotary" and config.head_width % 2:
+        yield "head_width", "even, for rotary positions"
+    if len(config.windowed) not in (0, config.depth):
+        yield "windowed", f"one for each of {config.depth} layers"
+    if config.rope_scaling and not 0 < config.rope_scaling.factor < math.inf:
+        yield "rope_scaling", "by a positive factor"
+
+
+def wanted(network: Transformer, head: nn.Module) -> dict[str, tuple[int, ...]]:
+    """Our names and shapes of all parameters; one that is tied to another is left out."""
+    shapes = {name: tuple(parameter.shape) for name, parameter in network.named_parameters()}
+    known = {id(parameter) for parameter in network.parameters()}
+    for name, parameter in head.named_parameters():
+        if id(parameter) not in known:
+            shapes[f"head.{name}"] = tuple(parameter.shape)
+    return shapes
+
+
+def used(what: Description, network: Transformer, head: nn.Module) -> dict[str, Entry]:
+    """The entries to read, in the order of the files; CheckpointError unless they are exactly what is wanted."""
+    shapes, sources = wanted(network, head), dict[str, str]()
+    entries, unknown = {}, []
+    for name, entry in what.entries.items():
+        pieces = announced(what, name, entry)
+        for ours, piece in pieces:
+            if ours in what.head.spare:
+                continue
+            if ours not in shapes:
+                unknown.append((name, ours))
+                continue
+            if tuple(piece.shape) != shapes[ours]:
+                raise CheckpointError(
+                    f"its shape is {list(piece.shape)}, but {what.file} asks for {list(shapes[ours])}",
+                    file=str(entry.file),
+                    tensor=name,
+                )
+            sources[ours] = name
+            entries[name] = entry
+            readable(entry)
+    refuse_missing(what, [name for name in shapes if name not in sources], sources)
+    refuse_unknown(what, unknown, entries)
+    return dict(sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)))
+
+
+def announced(what: Description, name: str, entry: Entry) -> Pieces:
+    """What a tensor will become, with shapes only."""
+    try:
+        return what.translate(name, torch.empty(entry.shape, device="meta"))
+    except (RuntimeError, ValueError) as error:  # more or fewer dimensions, or not divisible as its kind should be
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(
+            f"its shape {list(entry.shape)} is not that of such a tensor ({reason})", file=str(entry.file), tensor=name
+        ) from None
+
+
+def refuse_missing(what: Description, missing: list[str], sources: Mapping[str, str]) -> None:
+    if missing:
+        names = [theirs(name, sources) for name in missing]
+        files = sorted({str(entry.file) for entry in what.entries.values()}) or [what.file]
+        message = f"{len(names)} tensors are missing: {listed(names)}; {what.file} asks for them"
+        raise CheckpointError(message, file=", ".join(files[:NAMED]), tensor=names[0])
+
+
+def refuse_unknown(what: Description, unknown: list[tuple[str, str]], entries: Mapping[str, Entry]) -> None:
+    """A tensor with a name of ours has no place in this network.  Without one it belongs to a head: an embedder may
+    leave that aside."""
+    strays = [name for name, ours in unknown if what.head.task != "embed" or is_body(ours)]
+    if strays:
+        message = f"{len(strays)} tensors have no place in the network {what.file} describes: {listed(strays)}"
+        raise CheckpointError(message, file=str(what.entries[strays[0]].file), tensor=strays[0])
+    aside = [name for name, _ in unknown if name not in entries]
+    if aside:
+        log.info("%s: %d tensors of a head that is not used are left aside: %s", what.file, len(aside), listed(aside))
+
+
+def is_body(ours: str) -> bool:
+    return ours.startswith(("tokens.", "segments.", "position.", "embedding_norm.", "blocks.", "final_norm."))
+
+
+def theirs(ours: str, sources: Mapping[str, str]) -> str:
+    """The checkpoint's own name for a tensor it lacks, told from the same tensor of another layer, or its bias."""
+    layer = re.match(r"blocks\.(\d+)\.", ours)
+    for known, name in sources.items():
+        if layer and re.sub(r"^blocks\.\d+", layer[0][:-1], known) == ours:
+            return re.sub(r"\.\d+\.", f".{layer[1]}.", name, count=1)
+        if known.rpartition(".")[0] == ours.rpartition(".")[0]:
+            return f"{name.rpartition('.')[0]}.{ours.rpartition('.')[2]}"
+    return ours
+
+
+def listed(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def assign(network: Transformer, head: nn.Module, ours: str, piece: Tensor) -> None:
+    """Put a tensor in the place of the meta parameter of that name."""
+    root: nn.Module = network
+    if ours.startswith("head."):
+        root, ours = head, ours.removeprefix("head.")
+    owner, _, leaf = ours.rpartition(".")
+    root.get_submodule(owner).register_parameter(leaf, nn.Parameter(piece.contiguous()))
+
+
+def tie(network: Transformer, head: nn.Module) -> None:
+    """What is still without memory in the head is the token embedding under another name."""
+    for name, parameter in list(head.named_parameters()):
+        if parameter.is_meta:
+            owner, _, leaf = name.rpartition(".")
+            shared = network.tokens.weight
+            assert isinstance(shared, nn.Parameter)
+            head.get_submodule(owner).register_parameter(leaf, shared)

@@ -1,0 +1,154 @@
+"""A folder in the layout of Hugging Face: config.json, safetensors in one or several files, tokenizer files.
+
+Knows nothing of names inside a network; `models.architectures` does.  The one idea: everything that can be refused is
+refused from small files and headers, before a tensor is read, with a sentence that says what to do instead.
+"""
+
+from functools import partial
+from pathlib import Path, PurePath
+from typing import Any
+
+from models.architectures import FAMILIES, Family, HeadSpec, rename
+from models.chat import ChatTemplate
+from models.checkpoint.answers import HEADS
+from models.checkpoint.description import Description
+from models.checkpoint.parts import Json, Parts, configured, read_json, template
+from models.checkpoint.tensors import Entry, safetensors
+from models.errors import CheckpointError, UnsupportedError
+from models.tokenizer import Tokenizer
+
+PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+def open_folder(path: Path) -> Parts:
+    """Read the small files and the headers.  CheckpointError or UnsupportedError names what is wrong."""
+    config = read_json(path / "config.json")
+    refuse_foreign(path / "config.json", config)
+    family = family_of(path / "config.json", config)
+    embeds = (path / "modules.json").is_file()
+    spec = HeadSpec("embed") if embeds else spec_of(path / "config.json", config, family)
+    return Parts(path, config, family, spec, tensors_of(path))
+
+
+def describe(parts: Parts) -> Description:
+    """All about the checkpoint but its numbers."""
+    file = str(parts.path / "config.json")
+    config = configured(file, partial(parts.family.config, parts.config))
+    tokenizer = tokenizer_of(parts.path)
+    head, limit = HEADS[parts.spec.kind](parts, config)
+    generates = parts.spec.kind == "generate"
+    return Description(
+        file=file,
+        family=parts.family.name,
+        config=config,
+        head=head,
+        entries=parts.entries,
+        translate=partial(rename, parts.family, parts.spec.renames),
+        tokenizer=tokenizer,
+        chat=chat_of(parts.path, tokenizer) if generates else None,
+        stop_tokens=stops_of(parts, tokenizer) if generates else frozenset(),
+        max_tokens=limit,
+    )
+
+
+def refuse_foreign(file: Path, config: Json) -> None:
+    """What would need code from the checkpoint, or arithmetic that is not here."""
+    if "auto_map" in config:
+        raise UnsupportedError(
+            "auto_map asks to run code that comes with the checkpoint, which is never done; use one of a known "
+            f"family ({', '.join(FAMILIES)})",
+            file=str(file),
+        )
+    if config.get("quantization_config"):
+        raise UnsupportedError(
+            "quantization_config: quantised safetensors are not loaded; use the unquantised checkpoint or a GGUF file",
+            file=str(file),
+        )
+
+
+def family_of(file: Path, config: Json) -> Family:
+    name = config.get("model_type")
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise UnsupportedError(f"model_type {name!r} is not known; known are {', '.join(FAMILIES)}", file=str(file))
+    return FAMILIES[name]
+
+
+def spec_of(file: Path, config: Json, family: Family) -> HeadSpec:
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else "(none)"
+    spec = family.heads.get(name)
+    if spec is None:
+        heads = ", ".join(family.heads)
+        message = f"architecture {name} is not known; {family.name} checkpoints are loaded as {heads}"
+        raise UnsupportedError(message, file=str(file))
+    return spec
+
+
+def tensors_of(path: Path) -> dict[str, Entry]:
+    """Every tensor of the folder by name: from its index, else from its one safetensors file."""
+    if (path / INDEX).is_file():
+        return sharded(path)
+    if (path / SINGLE).is_file():
+        return safetensors(path / SINGLE)
+    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
+    if pickles:
+        raise UnsupportedError(
+            f"only pickled weights ({', '.join(pickles[:3])}), which can run code when opened; convert them where you "
+            "trust them: transformers' AutoModel.from_pretrained(folder).save_pretrained(folder) writes safetensors "
+            "(use the Auto class of the head)",
+            file=str(path),
+        )
+    raise CheckpointError(f"no weights: neither {SINGLE} nor {INDEX} is there", file=str(path))
+
+
+def sharded(path: Path) -> dict[str, Entry]:
+    places = read_json(path / INDEX).get("weight_map")
+    if not isinstance(places, dict) or not places:
+        raise CheckpointError("it has no weight_map", file=str(path / INDEX))
+    shards: dict[str, dict[str, Entry]] = {}
+    for name, shard in places.items():
+        if not isinstance(shard, str) or PurePath(shard).name != shard or "\\" in shard:
+            raise CheckpointError(f"shard {shard!r} is not a file of this folder", file=str(path / INDEX), tensor=name)
+        if shard not in shards:
+            if not (path / shard).is_file():
+                raise CheckpointError(f"shard {shard} is missing", file=str(path / INDEX), tensor=name)
+            shards[shard] = safetensors(path / shard)
+        if name not in shards[shard]:
+            raise CheckpointError(f"{INDEX} places it here, but it is not", file=str(path / shard), tensor=name)
+    return {name: shards[shard][name] for name, shard in places.items()}
+
+
+def tokenizer_of(path: Path) -> Tokenizer:
+    readable = ("tokenizer.json", "vocab.txt", "vocab.json")
+    if (path / "tokenizer.model").is_file() and not any((path / name).is_file() for name in readable):
+        raise UnsupportedError(
+            "only a SentencePiece tokenizer.model; transformers' AutoTokenizer.from_pretrained(folder)"
+            ".save_pretrained(folder) writes the tokenizer.json that is needed",
+            file=str(path),
+        )
+    return Tokenizer.from_folder(path)
+
+
+def chat_of(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The template from its own file or from the tokenizer's configuration."""
+    if (path / "chat_template.jinja").is_file():
+        source: Any = (path / "chat_template.jinja").read_text(encoding="utf-8", errors="replace")
+    else:
+        aside = read_json(path / "chat_template.json", {})
+        source = aside.get("chat_template") or read_json(path / "tokenizer_config.json", {}).get("chat_template")
+    if isinstance(source, list):
+        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
+        source = named.get("default")
+    if not isinstance(source, str):
+        return None
+    return template(str(path), source, tokenizer)
+
+
+def stops_of(parts: Parts, tokenizer: Tokenizer) -> frozenset[int]:
+    """Every token that any of the files calls the end."""
+    generation = read_json(parts.path / "generation_config.json", {})
+    stops: set[int] = set() if tokenizer.eos_id is None else {tokenizer.eos_id}
+    for said in (generation.get("eos_token_id"), parts.config.get("eos_token_id")):
+        stops.update(token for token in (said if isinstance(said, list) else [said]) if isinstance(token, int))
+    return frozenset(stops)

@@ -1,0 +1,43 @@
+"""Checkpoints by their id on the Hugging Face hub.
+
+Knows nothing of what is in them.  The extra `hub` brings huggingface_hub; without it everything else works.
+"""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from models.errors import CheckpointError, UnsupportedError
+
+ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.jinja")  # no pickles, no code, no second formats
+
+if find_spec("huggingface_hub"):
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    FAILURES: tuple[type[Exception], ...] = (HfHubHTTPError, HFValidationError, OSError, ValueError)
+    PRESENT = True
+else:
+    PRESENT = False
+
+
+def is_id(source: str) -> bool:
+    """Whether a source has the form "org/name" or "org/name@revision"."""
+    return ID.fullmatch(source) is not None
+
+
+def download(source: str) -> Path:
+    """The folder of a checkpoint's files, fetched or from the cache.  CheckpointError where that fails."""
+    if not PRESENT:
+        raise UnsupportedError(
+            f"{source!r} is no folder or file here, and to fetch it from the hub an extra is needed: "
+            "pip install 'polyhead[hub]'"
+        )
+    found = ID.fullmatch(source)
+    assert found is not None
+    try:
+        return Path(snapshot_download(found["name"], revision=found["revision"], allow_patterns=list(PATTERNS)))
+    except FAILURES as error:
+        reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise CheckpointError(f"{source!r} is no folder or file here, and the hub did not send it: {reason}") from None

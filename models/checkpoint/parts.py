@@ -1,0 +1,74 @@
+"""What a checkpoint folder says of itself, as it is read from the small files.
+
+Knows nothing of what the values mean.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from models.architectures import Family, HeadSpec
+from models.chat import ChatTemplate
+from models.checkpoint.tensors import Entry
+from models.config import ModelConfig
+from models.errors import CheckpointError, ModelError, UnsupportedError
+from models.tokenizer import Tokenizer
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a folder says of itself.  An adapter may change any of it before it is described."""
+
+    path: Path
+    config: Json
+    family: Family
+    spec: HeadSpec
+    entries: Mapping[str, Entry]
+
+
+def read_json(path: Path, default: Json | None = None, kind: type = dict) -> Any:
+    """A JSON object (or another `kind`) from a file; `default` stands for a file that is not there."""
+    try:
+        value = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        if default is not None:
+            return default
+        raise CheckpointError(missing_hint(path), file=str(path)) from None
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error}", file=str(path)) from None
+    except orjson.JSONDecodeError as error:
+        raise CheckpointError(f"is no valid JSON: {error}", file=str(path)) from None
+    if not isinstance(value, kind):
+        raise CheckpointError(f"should hold a JSON {kind.__name__}, not {type(value).__name__}", file=str(path))
+    return value
+
+
+def missing_hint(path: Path) -> str:
+    files = sorted(file.name for file in path.parent.glob("*.gguf"))
+    hint = f"; for a GGUF file name the file itself: {', '.join(files)}" if files else ""
+    return f"is not there, and is needed{hint}"
+
+
+def template(file: str, source: str, tokenizer: Tokenizer) -> ChatTemplate:
+    """A chat template; what is wrong with it names the file."""
+    try:
+        return ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+    except ModelError as error:
+        raise CheckpointError(str(error), file=file) from None
+
+
+def configured(file: str, make: Callable[[], ModelConfig]) -> ModelConfig:
+    """What `make` reads from a description, its failures as sentences."""
+    try:
+        return make()
+    except KeyError as error:
+        raise CheckpointError(f"{error.args[0]} is missing", file=file) from None
+    except ModelError as error:
+        raise UnsupportedError(str(error), file=file) from None
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise CheckpointError(f"a value is of the wrong kind: {error}", file=file) from None

