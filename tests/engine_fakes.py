@@ -165,6 +165,7 @@ class Notes:
 
     steps: list[StepReport] = field(default_factory=list)
     ends: list[Ended] = field(default_factory=list)
+    rests: list[str] = field(default_factory=list)
 
     def step(self, report: StepReport) -> None:
         asyncio.get_running_loop()  # raises anywhere but on the event loop thread
@@ -173,6 +174,10 @@ class Notes:
     def ended(self, ended: Ended) -> None:
         asyncio.get_running_loop()
         self.ends.append(ended)
+
+    def rested(self, model: str, task: str) -> None:
+        asyncio.get_running_loop()
+        self.rests.append(model)
 
     @property
     def outcomes(self) -> list[str]:

@@ -103,8 +103,12 @@ def _settings(folder: Path) -> _Settings:
     more: list[AddedToken] = []
     for key in _MORE:
         values = named.get(key) or []
+        if not isinstance(values, list | dict):
+            raise CheckpointError(f"{key} is {values!r} where a list of tokens belongs", file=where)
         more.extend(_token(value, where) for value in (values.values() if isinstance(values, dict) else values))
     listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict):
+        raise CheckpointError(f"added_tokens_decoder is {listed!r} where an object belongs", file=where)
     added = {_id(key, where): _token(value, where, special=False) for key, value in listed.items()}
     for piece, index in _json(folder / "added_tokens.json").items():
         name = str(folder / "added_tokens.json")

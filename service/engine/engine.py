@@ -204,6 +204,7 @@ class Engine:
     def _rest(self) -> None:
         for worker in self._stirred:
             worker.check()
+            self._post(partial(self._observer.rested, worker.model, worker.task))
         self._stirred.clear()
         self._resting = True
         self._wake.wait()

@@ -79,6 +79,9 @@ class Observer(Protocol):
 
     def ended(self, ended: Ended) -> None: ...
 
+    def rested(self, model: str, task: Task) -> None:
+        """Nothing of this model waits or runs, whatever its last step said: the rest was aborted since."""
+
 
 Answer = tuple[Ticket, Event]
 

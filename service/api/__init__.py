@@ -1,0 +1,1 @@
+"""HTTP: one file per dialect, and the application that joins them."""

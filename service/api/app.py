@@ -1,0 +1,112 @@
+"""The application: which dialects there are, and what is said to whoever asks for something that cannot be.
+
+Knows no wire object.  The one idea: every error, wherever it was noticed, leaves in the shape of the dialect that
+owns the path (`DIALECTS`), with the same headers.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from service.api import health, openai, tei
+from service.api.dialect import Dialect
+from service.api.gate import Gate
+from service.api.server import Server
+from service.api.stream import JsonResponse
+from service.errors import BadRequest, Expired, MethodNotAllowed, NotFound, PolyheadError, StepFailed, Unauthorized
+from service.version import VERSION
+
+# Who owns a path: the first that says so; the first of all where nobody does.
+DIALECTS: tuple[Dialect, ...] = (openai.DIALECT, tei.DIALECT)
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
+
+def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
+    """An application whose routes reach `server`; `lifespan` starts and stops what works for it."""
+    app = FastAPI(
+        title="Polyhead",
+        version=VERSION,
+        summary="Encoder classifiers and decoder generators behind one HTTP server.",
+        lifespan=lifespan,
+        redirect_slashes=False,
+    )
+    app.state.server = server
+    server.metrics.watch_in_flight(lambda: server.admission.in_flight)
+    refuse = partial(respond, server)
+    for router in (health.router, *(dialect.router for dialect in DIALECTS)):
+        app.include_router(router)
+    app.add_middleware(Gate, server=server, refuse=refuse)
+    install_handlers(app, refuse)
+    return app
+
+
+def install_handlers(app: FastAPI, refuse: Callable[[str, PolyheadError], Response]) -> None:
+    async def polyhead(request: Request, error: Exception) -> Response:
+        assert isinstance(error, PolyheadError)
+        return refuse(request.url.path, error)
+
+    async def http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        response = refuse(request.url.path, translated(request, error))
+        response.headers.update(error.headers or {})
+        return response
+
+    async def invalid(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return refuse(request.url.path, first_complaint(error))
+
+    async def unforeseen(request: Request, error: Exception) -> Response:  # noqa: ARG001
+        """A fault of ours: the traceback goes to the log, under the id that the answer carries."""
+        response = refuse(request.url.path, PolyheadError("the server made a mistake; its log says more"))
+        response.headers["X-Request-Id"] = request.state.request_id
+        return response
+
+    app.add_exception_handler(PolyheadError, polyhead)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, unforeseen)
+
+
+def respond(server: Server, path: str, error: PolyheadError) -> Response:
+    """`error` as the dialect that owns `path` says it; counted, unless a request to the engine counted it already."""
+    if not isinstance(error, StepFailed | Expired):
+        server.metrics.rejected(error.code)
+    dialect = owner(path)
+    return JsonResponse(dialect.error(error), dialect.status(error), headers_of(error))
+
+
+def owner(path: str) -> Dialect:
+    return next((dialect for dialect in DIALECTS if dialect.matches(path)), DIALECTS[0])
+
+
+def headers_of(error: PolyheadError) -> Mapping[str, str]:
+    headers = {}
+    if error.retry_after:
+        headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, Unauthorized):
+        headers["WWW-Authenticate"] = "Bearer"
+    return headers
+
+
+def translated(request: Request, error: HTTPException) -> PolyheadError:
+    """What the framework raises, in our words."""
+    asked = f"{request.method} {request.url.path}"
+    match error.status_code:
+        case 404:
+            return NotFound(f"there is no route {asked}; /docs lists the routes")
+        case 405:
+            allowed = (error.headers or {}).get("Allow", "")
+            return MethodNotAllowed(f"{asked} is not possible, the route takes {allowed}")
+        case _:
+            return BadRequest(str(error.detail))
+
+
+def first_complaint(error: RequestValidationError) -> BadRequest:
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return BadRequest(f"{name}: {first['msg']}", param=name)

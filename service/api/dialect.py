@@ -1,0 +1,249 @@
+"""What every dialect is made of: its paths, its way of saying an error, its routes, and how it reads a JSON body.
+
+Knows no dialect.  The one idea: a wire object is checked once, strictly, at the door, and every complaint is a
+sentence of the form "field: what would be right, got what came".
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar
+
+import orjson
+from fastapi import APIRouter, Request
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidatorFunctionWrapHandler,
+    WrapValidator,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+from starlette.requests import ClientDisconnect
+
+from service.errors import BadRequest, PolyheadError
+from service.model import Model
+from service.request import Request as Asked
+from service.request import Task
+from service.settings import Settings
+from service.text import Text
+from service.transcript import EventSource
+
+LONGEST_QUOTE = 60  # characters of an offending value that a message repeats
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """One way of speaking to the server.  `prefixes` are the paths it owns, and all below them."""
+
+    name: str
+    prefixes: tuple[str, ...]
+    error: Callable[[PolyheadError], dict[str, Any]]
+    status: Callable[[PolyheadError], int]
+    router: APIRouter
+
+    def matches(self, path: str) -> bool:
+        return any(path == prefix or path.startswith(prefix.rstrip("/") + "/") for prefix in self.prefixes)
+
+
+class Registry(Protocol):
+    """What dialects ask of the registry of served models."""
+
+    def models(self) -> list[Model]: ...
+
+    def resolve(self, name: str, tasks: Collection[Task]) -> Model: ...
+
+    def only(self, tasks: Collection[Task]) -> Model: ...
+
+    def submit(self, model: Model, requests: Sequence[Asked]) -> Sequence[EventSource]: ...
+
+
+class Server(Protocol):
+    """What dialects see of the application."""
+
+    @property
+    def settings(self) -> Settings: ...
+
+    @property
+    def registry(self) -> Registry: ...
+
+    @property
+    def text(self) -> Text: ...
+
+
+def server(request: Request) -> Server:
+    found: Server = request.app.state.server
+    return found
+
+
+class Wire(BaseModel):
+    """A JSON object as a client sends it.  Unknown fields are errors; a null says the same as leaving the field out.
+
+    `unsupported` lists fields that the dialect knows and this server does not do: accepted at the values that ask
+    for nothing, refused by name otherwise.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def asked(cls, value: Any) -> Any:
+        """`value` without nulls and without unsupported fields that ask for nothing."""
+        if not isinstance(value, dict):
+            return value
+        for name in value.keys() & cls.unsupported.keys():
+            if value[name] is not None and not is_among(value[name], cls.unsupported[name]):
+                raise PydanticCustomError("unsupported", "is not supported", {"field": name, "value": value[name]})
+        known = cls.model_fields
+        return {k: v for k, v in value.items() if k not in cls.unsupported and not (v is None and k in known)}
+
+    @classmethod
+    def read(cls, value: Any) -> Self:
+        """Raises BadRequest in the words of `complaint`."""
+        try:
+            return cls.model_validate(value)
+        except ValidationError as error:
+            raise complaint(error, (*cls.model_fields, *cls.unsupported)) from None
+
+
+W = TypeVar("W", bound=Wire)
+
+
+async def body(request: Request, kind: type[W]) -> W:
+    """The request's JSON body as a `kind`; whatever is wrong with it is a BadRequest."""
+    try:
+        value = orjson.loads(await request.body())
+    except orjson.JSONDecodeError as error:
+        raise BadRequest(f"the body is not valid JSON: {error}") from None
+    except ClientDisconnect:
+        raise BadRequest("the connection closed before the body was complete") from None
+    return kind.read(value)
+
+
+def takes(kind: type[Wire]) -> dict[str, Any]:
+    """For the description of a route: that its body is a `kind`."""
+    schema = kind.model_json_schema()
+    schema = resolved(schema, schema.pop("$defs", {}))
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def resolved(schema: Any, named: Mapping[str, Any]) -> Any:
+    """`schema` with the definitions it refers to written out in their places."""
+    match schema:
+        case {"$ref": str(reference), **others}:
+            return resolved(named[reference.rpartition("/")[2]], named) | others
+        case dict():
+            return {key: resolved(value, named) for key, value in schema.items()}
+        case list():
+            return [resolved(value, named) for value in schema]
+        case _:
+            return schema
+
+
+def between(low: float, high: float) -> AfterValidator:
+    """Numbers from `low` to `high`, both included."""
+
+    def check(value: Any) -> Any:
+        if not low <= value <= high:
+            raise PydanticCustomError("bounds", "must be between {low} and {high}", {"low": low, "high": high})
+        return value
+
+    return AfterValidator(check)
+
+
+def described(sentence: str) -> WrapValidator:
+    """One sentence instead of what pydantic says of every arm of a union."""
+
+    def check(value: Any, handler: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return handler(value)
+        except ValidationError:
+            raise PydanticCustomError("described", "must be {sentence}", {"sentence": sentence}) from None
+
+    return WrapValidator(check)
+
+
+Count = Annotated[int, between(1, (1 << 31) - 1)]  # its default, 0, says that none was given
+TokenId = Annotated[int, between(0, (1 << 31) - 1)]
+Ids = Annotated[list[TokenId], Field(fail_fast=True)]
+TextsOrIds = Annotated[
+    str | Ids | Annotated[list[str | Ids], Field(fail_fast=True)],
+    described("a string, a list of strings, a list of token ids or a list of lists of token ids"),
+]
+
+
+def several(given: str | list[int] | list[str | list[int]]) -> tuple[str | tuple[int, ...], ...]:
+    """One text or list of ids, or a list of such, as a list of such."""
+    if isinstance(given, str):
+        return (given,)
+    ids = tuple(item for item in given if isinstance(item, int))
+    if ids:
+        return (ids,)
+    return tuple(item if isinstance(item, str) else tuple(item) for item in given if not isinstance(item, int))
+
+
+def is_among(value: Any, neutral: Sequence[Any]) -> bool:
+    return any(value == item and isinstance(value, bool) == isinstance(item, bool) for item in neutral)
+
+
+def quoted(value: Any) -> str:
+    """`value` as JSON, cut to a length fit for a message."""
+    text = orjson.dumps(value, default=str).decode()
+    return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "..."
+
+
+# pydantic's kind of error -> what would be right; {placeholders} are filled from the error's context
+RIGHT = {
+    "string_type": "must be a string",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "tuple_type": "must be a list",
+    "dict_type": "must be an object",
+    "model_type": "must be an object",
+    "literal_error": "must be {expected}",
+    "string_too_short": "must have at least {min_length} character(s)",
+    "string_too_long": "must have at most {max_length} characters",
+    "too_short": "must have at least {min_length} item(s)",
+    "too_long": "must have at most {max_length} items",
+    "bounds": "must be between {low} and {high}",
+    "described": "must be {sentence}",
+}
+
+
+def complaint(error: ValidationError, known: Sequence[str]) -> BadRequest:
+    """The first of pydantic's findings as a sentence for people; `known` are the names to suggest."""
+    first = error.errors(include_url=False)[0]
+    context, param = first.get("ctx", {}), path(first["loc"])
+    match first["type"]:
+        case "missing":
+            said = "is required"
+        case "extra_forbidden":
+            said = "is not a known field" + suggestion(param, known)
+        case "unsupported":
+            param = path((*first["loc"], context["field"]))
+            said = f"{quoted(context['value'])} is not supported by this server"
+        case kind:
+            right = RIGHT[kind].format(**context) if kind in RIGHT else plain(first)
+            said = f"{right}, got {quoted(first['input'])}"
+    return BadRequest(f"{param or 'the body'}: {said}", param=param)
+
+
+def plain(error: ErrorDetails) -> str:
+    return error["msg"].removeprefix("Value error, ").removesuffix(".")
+
+
+def path(parts: Sequence[int | str]) -> str:
+    """("messages", 0, "content") -> "messages[0].content"."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+
+
+def suggestion(name: str, known: Sequence[str]) -> str:
+    close = get_close_matches(name, known, n=1)
+    return f"; did you mean {close[0]}?" if close else ""

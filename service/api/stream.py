@@ -1,0 +1,112 @@
+"""How answers leave: JSON, server-sent events, and nothing at all to a client that has gone.
+
+Knows no dialect.  The one idea: whoever waits for an answer also listens for the connection to close, and closing what
+produces the answer (a coroutine is cancelled, a generator closed) is all that is needed to abort the request below.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any, Self
+
+import orjson
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from service.errors import PolyheadError
+
+CLIENT_GONE = 499  # as nginx logs it; no one reads it
+
+
+class JsonResponse(Response):
+    """Numbers that are not finite have no place in JSON; `service.transcript` lets none through."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content)
+
+
+async def answer(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """What `work` returns, unless the client goes first: then `work` is cancelled.  The body must have been read."""
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(disconnected(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else Response(status_code=CLIENT_GONE)
+    finally:
+        await stopped(task, gone)
+
+
+async def disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def stopped(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels `tasks` and waits until they have cleaned up."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def event(content: Any) -> bytes:
+    """One server-sent event; JSON has no line breaks, so it is one line of data."""
+    return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+async def events(
+    items: AsyncGenerator[Mapping[str, Any], None], error: Callable[[PolyheadError], dict[str, Any]], last: bytes
+) -> AsyncGenerator[bytes, None]:
+    """`items` as server-sent events, then `last`.
+
+    An error after the first item is said in the stream and ends it; before that it is raised, so that the response
+    can still have its status.
+    """
+    begun = False
+    async with aclosing(items):
+        try:
+            async for item in items:
+                begun = True
+                yield event(item)
+        except PolyheadError as failure:
+            if not begun:
+                raise
+            yield event(error(failure))
+            return
+    yield last
+
+
+class EventStream(Response):
+    """Sends `chunks` as they come, waiting for a slow client, and closes them when the client goes."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None]) -> None:
+        self.first, self.chunks = first, chunks
+        self.status_code, self.background = 200, None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})  # no proxy holds events back
+
+    @classmethod
+    async def open(cls, chunks: AsyncGenerator[bytes, None]) -> Self:
+        """Waits for the first chunk, and raises what is raised before it."""
+        return cls(await anext(chunks), chunks)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        sending = asyncio.create_task(self.send(send))
+        gone = asyncio.create_task(disconnected(receive))
+        try:
+            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            if sending.done():
+                sending.result()
+        finally:
+            await stopped(sending, gone)
+            await self.chunks.aclose()
+
+    async def send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send({"type": "http.response.body", "body": self.first, "more_body": True})
+        async for chunk in self.chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,0 +1,159 @@
+"""The command line: `polyhead serve | chat | classify | embed | models | train`.
+
+Knows what to call, not how it works.  The one idea: nothing is imported before it is needed (the only module that may
+do so), so that `--help` doesn't wait for torch.
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+BEGAN = time.perf_counter()
+
+app = typer.Typer(
+    help="Encoder classifiers and decoder generators behind one HTTP server.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+Url = Annotated[str, typer.Option(help="Address of the server.")]
+Key = Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server asks for one.")]
+Named = Annotated[str, typer.Option("--model", help="Name of the model; the first that fits if left out.")]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False)]
+HERE = "http://127.0.0.1:8000"
+
+
+def fail(message: object, code: int = 1) -> typer.Exit:
+    typer.echo(f"polyhead: {message}", err=True)
+    return typer.Exit(code)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        from service.version import VERSION
+
+        typer.echo(f"polyhead {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=show_version, help="Say it.")] = False,
+) -> None:
+    pass
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def serve(ctx: typer.Context) -> None:
+    """Serve models, NAME=SOURCE each; without any, the quick-start ones."""
+    from service import flags, settings
+
+    try:
+        chosen = settings.read(flags.parse(ctx.args))
+        settings.prepare_process()
+        raise typer.Exit(run(chosen))
+    except settings.SettingsError as error:
+        raise fail(error, 2) from None
+
+
+def run(chosen: Any) -> int:
+    from models.errors import ModelError
+    from service import logs
+    from service.serve import serve as serve_models
+
+    logs.configure(chosen.log_format, chosen.log_level)
+    try:
+        return serve_models(chosen, BEGAN)
+    except ModelError as error:
+        raise fail(error) from None
+
+
+@contextmanager
+def connected(url: str, key: str) -> Iterator[Any]:
+    """A client of the server at `url`; what it complains of ends the command."""
+    from service.client import Client, ClientError
+
+    client = Client(url, key)
+    try:
+        yield client
+    except ClientError as error:
+        raise fail(error) from None
+    finally:
+        client.close()
+
+
+@app.command()
+def chat(
+    model: Named = "",
+    url: Url = HERE,
+    key: Key = "",
+    max_tokens: Annotated[int, typer.Option(min=0, help="Longest answer; 0: as the context leaves.")] = 0,
+) -> None:
+    """Talk to a generator; or pipe a question in."""
+    from service import terminal
+
+    with connected(url, key) as client:
+        terminal.chat(client, model, max_tokens)
+
+
+@app.command()
+def classify(text: Texts = None, model: Named = "", url: Url = HERE, key: Key = "") -> None:
+    """Label texts, or the lines of standard input."""
+    from service import terminal
+
+    with connected(url, key) as client:
+        terminal.classify(client, model, text or [])
+
+
+@app.command()
+def embed(text: Texts = None, model: Named = "", url: Url = HERE, key: Key = "") -> None:
+    """Turn texts, or the lines of standard input, into vectors."""
+    from service import terminal
+
+    with connected(url, key) as client:
+        terminal.embed(client, model, text or [])
+
+
+@app.command()
+def models() -> None:
+    """Fetch the quick-start models, and say where they are."""
+    from models.errors import ModelError
+    from service import quickstart, settings
+
+    try:
+        folder = settings.read({}).model_dir
+        quickstart.fetch_all(folder)
+    except (settings.SettingsError, ModelError) as error:
+        raise fail(error) from None
+    for name, source in quickstart.sources(folder).items():
+        typer.echo(f"{name}={source}")
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, as in training/recipes.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Folder for what comes of it; runs/NAME if left out.")] = None,
+) -> None:
+    """Follow a training recipe."""
+    from models.errors import ModelError
+    from service import settings
+    from training.errors import RecipeError
+    from training.recipe import run as follow
+
+    settings.prepare_process()
+    try:
+        result = follow(recipe, out or Path("runs") / recipe.stem)
+    except (RecipeError, ModelError) as error:
+        raise fail(error) from None
+    for name, value in vars(result).items():
+        typer.echo(f"{name}: {value}")
+
+
+def main() -> None:
+    """The console script."""
+    app()

@@ -1,0 +1,92 @@
+"""What the command line asks of a server: over HTTP, as any client would.
+
+Knows neither terminals nor models.  The one idea: whatever goes wrong becomes one sentence, a ClientError.
+"""
+
+import json
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+TIMEOUT = httpx.Timeout(5.0, read=600.0)  # seconds; a long answer on a slow machine is no error
+
+
+class ClientError(Exception):
+    """The message is complete, for people."""
+
+
+class Client:
+    """A server at `url`; an empty `key` sends none."""
+
+    def __init__(self, url: str, key: str) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.url = url
+        self._http = httpx.Client(base_url=url, headers=headers, timeout=TIMEOUT)
+
+    def model(self, task: str) -> str:
+        """The first ready model that does `task`."""
+        served = self._ask("GET", "/v1/models")["data"]
+        fitting = [model["id"] for model in served if model["task"] == task]
+        if not fitting:
+            others = ", ".join(model["id"] for model in served) or "none is ready yet"
+            raise ClientError(f"{self.url} serves no model to {task}; it serves: {others}")
+        return str(fitting[0])
+
+    def chat(self, model: str, messages: Sequence[Mapping[str, str]], max_tokens: int) -> Generator[str]:
+        """The answer, piece by piece."""
+        asked: dict[str, Any] = {"model": model, "messages": list(messages), "stream": True}
+        if max_tokens:
+            asked["max_tokens"] = max_tokens
+        with self._told(), self._http.stream("POST", "/v1/chat/completions", json=asked) as response:
+            if response.is_error:
+                response.read()
+                raise ClientError(complaint(response))
+            for line in response.iter_lines():
+                if line.startswith("data: ") and line != "data: [DONE]":
+                    yield from pieces(json.loads(line.removeprefix("data: ")))
+
+    def classify(self, model: str, text: str) -> list[tuple[str, float]]:
+        """Labels and scores, likeliest first."""
+        answer = self._ask("POST", f"/models/{model}/predict", {"inputs": text})
+        return [(prediction["label"], prediction["score"]) for prediction in answer]
+
+    def embed(self, model: str, text: str) -> list[float]:
+        answer = self._ask("POST", "/v1/embeddings", {"model": model, "input": text})
+        return list(answer["data"][0]["embedding"])
+
+    def close(self) -> None:
+        self._http.close()
+
+    def _ask(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        with self._told():
+            response = self._http.request(method, path, json=body)
+        if response.is_error:
+            raise ClientError(complaint(response))
+        return response.json()
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            reason = str(error) or type(error).__name__
+            raise ClientError(f"{self.url} does not answer: {reason}; is the server running? See --url") from None
+
+
+def pieces(chunk: Mapping[str, Any]) -> Iterator[str]:
+    """The text in one chunk of a stream.  Raises ClientError if the chunk says what went wrong."""
+    if "error" in chunk:
+        raise ClientError(str(chunk["error"]["message"]))
+    for choice in chunk["choices"]:
+        yield choice["delta"].get("content") or ""
+
+
+def complaint(response: httpx.Response) -> str:
+    """What the server says is wrong, in whichever dialect it says it."""
+    try:
+        error = response.json()["error"]
+    except (ValueError, KeyError, TypeError):
+        return f"{response.url} answered {response.status_code}, and it is no error of this server's"
+    return str(error["message"] if isinstance(error, dict) else error)

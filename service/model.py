@@ -1,0 +1,43 @@
+"""What is known of a served model once it is loaded: plain values, and the two things that read and write its text.
+
+Knows no torch, so that whoever speaks HTTP can hold one.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from models.chat import ChatTemplate
+from models.tokenizer import Tokenizer
+from service.request import Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """`max_tokens` counts special tokens; `width` is the length of an embedding; `created` in seconds since 1970."""
+
+    name: str
+    task: Task
+    family: str
+    labels: tuple[str, ...]
+    max_tokens: int
+    vocab_size: int
+    width: int
+    dtype: str
+    source: str
+    created: int
+    tokenizer: Tokenizer
+    chat: ChatTemplate | None
+    stop_tokens: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """How far a served name is; `fraction` of its file is read, `why` it is broken is a sentence for people."""
+
+    phase: Literal["waiting", "loading", "ready", "broken"]
+    fraction: float = 0.0
+    why: str = ""
+
+    @property
+    def settled(self) -> bool:
+        return self.phase in ("ready", "broken")

@@ -1,0 +1,166 @@
+"""The server as a process: what is put together at start, what happens at a signal, how it ends.
+
+Knows no route.  The one idea: it listens first and loads then, so that probes are answered from the first moment; and
+it leaves in the opposite order: not ready, no new connections, what is in flight, the engine.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from service import quickstart
+from service.api.admission import Admission
+from service.api.app import build
+from service.api.server import Server
+from service.engine.engine import Engine
+from service.machine import compute_threads
+from service.metrics import Metrics
+from service.registry import Registry, placed
+from service.settings import Settings, SettingsError
+from service.text import Text
+
+KEEP_ALIVE = 75  # seconds an idle connection is kept: longer than clients keep theirs, so that they close first
+
+log = logging.getLogger("polyhead")
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When the stages of a start were reached, on `time.perf_counter`."""
+
+    began: float  # the command
+    imported: float  # its code
+    fetched: float  # the models
+
+
+def serve(settings: Settings, began: float) -> int:
+    """Serve until a signal comes; the exit status.  1 if no model could be loaded.
+
+    Raises SettingsError if the address cannot be listened on, CheckpointError if quick-start models cannot be fetched.
+    """
+    imported = time.perf_counter()
+    listener = bound(settings.host, settings.port)
+    if not settings.models:
+        quickstart.fetch_all(settings.model_dir)
+        settings = settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
+    clock = Clock(began, imported, time.perf_counter())
+    admission = Admission(settings.max_requests)
+    process = Process(settings, admission, listener)
+    process.config.app = assemble(settings, admission, lambda registry: process.settled(registry, clock))
+    process.run(sockets=[listener])
+    return process.code
+
+
+def assemble(settings: Settings, admission: Admission, settled: Callable[[Registry], None]) -> FastAPI:
+    """The application, its engine and its models; `settled` hears when every model is ready or broken."""
+    metrics = Metrics(settings.models)
+    engine = Engine(metrics, name=placed(settings).device.type, threads=settings.threads or compute_threads())
+    registry = Registry(engine, settings, told=metrics)
+    text = Text(threads=settings.tokenizer_threads, batch_limit=settings.max_batch_texts, tokenised=metrics.tokenised)
+    server = Server(
+        settings=settings,
+        registry=registry,
+        metrics=metrics,
+        text=text,
+        admission=admission,
+        alive=lambda: engine.alive,
+    )
+
+    async def load() -> None:
+        await registry.load_all()
+        settled(registry)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        engine.start()
+        loading = asyncio.create_task(load())
+        yield
+        loading.cancel()
+        await engine.close(0)  # what was in flight has had its time
+        text.close()
+        await asyncio.wait([loading])
+
+    return build(server, lifespan)
+
+
+class Process(uvicorn.Server):
+    """uvicorn with our signals, our lines in the log, and an exit status."""
+
+    def __init__(self, settings: Settings, admission: Admission, listener: socket.socket) -> None:
+        super().__init__(configured(settings))
+        self.code = 0
+        self.drain = settings.drain_seconds
+        self.admission = admission
+        self.address = address(settings.host, listener)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        log.info("listening on %s, loading models", self.address)
+
+    def settled(self, registry: Registry, clock: Clock) -> None:
+        """All models are ready or broken.  Without any there is nothing to stay for."""
+        ready, now = registry.models(), time.perf_counter()
+        if not ready:
+            log.critical("none of %d models could be loaded, leaving", len(registry.names()))
+            self.code = 1
+            self.leave()
+            return
+        log.info(
+            "ready on %s: %s of %d models in %.1f s (start %.1f s, fetch %.1f s, load and warm up %.1f s)",
+            *(self.address, ", ".join(model.name for model in ready), len(registry.names()), now - clock.began),
+            *(clock.imported - clock.began, clock.fetched - clock.imported, now - clock.fetched),
+        )
+
+    def leave(self) -> None:
+        self.admission.close()
+        self.should_exit = True
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """The first signal drains; the second doesn't wait for anything, not even for the engine's thread."""
+        if self.should_exit:
+            os._exit(128 + sig)
+        self.leave()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        log.info("leaving: %d requests in flight have %d s to finish", self.admission.in_flight, self.drain)
+        await super().shutdown(sockets)
+        log.info("left")
+
+
+def configured(settings: Settings) -> uvicorn.Config:
+    return uvicorn.Config(
+        "",  # the application follows: it wants to know the process
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=settings.drain_seconds,
+    )
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that has the address, before anything slow is begun.  Raises SettingsError if it is taken."""
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; see --host and --port") from None
+    return listener
+
+
+def address(host: str, listener: socket.socket) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

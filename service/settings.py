@@ -1,0 +1,184 @@
+"""Every setting, read once: flags over environment over file over defaults.  Frozen afterwards.
+
+Knows neither models nor HTTP.  The one idea: this is the only module that reads or sets the process environment, so
+whatever changes how the server behaves is a field below, with its bounds, and nothing else is.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+
+PREFIX = "POLYHEAD_"
+MODEL_NAME = re.compile(r"(?=.{1,128}$)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+# Kubernetes sets these for a Service called "polyhead" in every pod beside it: they are addresses, no settings.
+SERVICE_LINK = re.compile(r"POLYHEAD_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*)")
+LIBRARY_DEFAULTS = {
+    # Texts are tokenised in our own thread pool; a second pool below it would take cores from the engine.
+    "TOKENIZERS_PARALLELISM": "false",
+    # OpenMP threads wait for each other spinning, by default for milliseconds.  Where a core is shared (with the event
+    # loop, or a neighbour) whoever is waited for doesn't get it, and steps take ten times as long.
+    "GOMP_SPINCOUNT": "1000",
+}
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; the message has a line for each, for people."""
+
+
+class Settings(BaseSettings):
+    """Build with `read`; the constructor takes flags only by keyword and raises pydantic's own errors."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
+    )
+
+    config: str = Field("", description="TOML file that sets any of these.")
+    models: Annotated[Mapping[str, str], NoDecode] = Field(
+        default_factory=dict,
+        description="Served models, name=source, separated by commas in the environment; none: the quick-start ones.",
+    )
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 is every interface.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where networks run; auto: a GPU if there is one."
+    )
+    precision: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto", description="Format of weights and arithmetic; auto: float32 on a CPU, bfloat16 on a GPU."
+    )
+    threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: as many as the machine has cores to give.")
+    cache_tokens: int = Field(
+        0, ge=0, le=1 << 30, description="Tokens a generator's cache holds; 0: from its context and the free memory."
+    )
+    block_size: int = Field(16, ge=1, le=1024, description="Tokens in a block of the cache.")
+    step_tokens: int = Field(512, ge=1, le=1 << 20, description="Tokens a generator computes in one step, at most.")
+    max_running: int = Field(64, ge=1, le=4096, description="Sequences a generator advances in one step, at most.")
+    prefill_chunk: int = Field(256, ge=1, le=1 << 20, description="Tokens of one prompt computed in a step, at most.")
+    encoder_step_tokens: int = Field(
+        2048, ge=1, le=1 << 20, description="Tokens an encoder reads in one step, at most (a longer text goes alone)."
+    )
+    max_requests: int = Field(256, ge=1, le=1_000_000, description="HTTP requests in flight; more are answered 429.")
+    max_body_bytes: int = Field(8 << 20, ge=1024, le=1 << 30, description="Largest body of a request.")
+    max_batch_texts: int = Field(256, ge=1, le=100_000, description="Texts in one request, at most.")
+    tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that turn text into tokens.")
+    drain_seconds: int = Field(30, ge=0, le=3600, description="How long a stopping server finishes what it has begun.")
+    api_key: SecretStr = Field(
+        SecretStr(""), description="Key that clients must send as a bearer token; empty: none is asked for."
+    )
+    model_dir: Path = Field(default_factory=lambda: default_model_dir(), description="Where fetched models are kept.")
+    log_format: Literal["console", "json"] = Field("console", description="One line a message, for people or machines.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+
+    @field_validator("models", mode="before")
+    @classmethod
+    def pairs(cls, value: Any) -> Any:
+        """A mapping (a table in the file), a list of name=source, or such a list in one string."""
+        if isinstance(value, str):
+            value = [part.strip() for part in value.split(",") if part.strip()]
+        if not isinstance(value, list | tuple):
+            return value
+        named: dict[str, str] = {}
+        for item in value:
+            name, equals, source = str(item).partition("=")
+            if not equals or not source.strip():
+                raise ValueError(f"{item!r} is not of the form name=source, as in chat=./my-llama")
+            if name.strip() in named:
+                raise ValueError(f"two models are called {name.strip()!r}; every model needs a name of its own")
+            named[name.strip()] = source.strip()
+        return named
+
+    @field_validator("models")
+    @classmethod
+    def named(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+        for name in value:
+            if not MODEL_NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no model name: letters, digits, dots, dashes and underscores, 128 at most"
+                )
+        return value
+
+    @field_validator("model_dir")
+    @classmethod
+    def expanded(cls, value: Path) -> Path:
+        return value.expanduser()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, TomlSource(settings_cls)
+
+
+class TomlSource(PydanticBaseSettingsSource):
+    """The file that a flag or the environment names as `config`."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
+        return None, field_name, False  # the whole file is read at once, below
+
+    def __call__(self) -> dict[str, Any]:
+        path = str(self.current_state.get("config", ""))
+        if not path:
+            return {}
+        try:
+            content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
+        except OSError as error:
+            raise SettingsError(f"config: {path} cannot be read: {error.strerror}") from None
+        except ValueError as error:
+            raise SettingsError(f"config: {path} is not a TOML file: {error}") from None
+        unknown = [key for key in content if key not in Settings.model_fields or key == "config"]
+        if unknown:
+            raise SettingsError("\n".join(f"{path}: {unknown_setting(key)}" for key in unknown))
+        return content
+
+
+def read(flags: Mapping[str, Any]) -> Settings:
+    """The settings of this process.  Raises SettingsError with a line for every setting that is wrong."""
+    unknown = [unknown_setting(key) for key in flags if key not in Settings.model_fields]
+    variables = {name for name in os.environ if name.startswith(PREFIX) and not SERVICE_LINK.fullmatch(name)}
+    known = {PREFIX + field.upper() for field in Settings.model_fields}
+    unknown += [f"{name}: {unknown_setting(name.removeprefix(PREFIX).lower())}" for name in sorted(variables - known)]
+    if unknown:
+        raise SettingsError("\n".join(unknown))
+    try:
+        return Settings(**flags)
+    except ValidationError as error:
+        raise SettingsError("\n".join(complaint(one) for one in error.errors(include_url=False))) from None
+
+
+def prepare_process() -> None:
+    """Set what libraries read from the environment when they are loaded, so before that; what is set already stays."""
+    for name, value in LIBRARY_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def default_model_dir() -> Path:
+    """Where the XDG base directory specification puts what can be fetched again."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "polyhead" / "models"
+
+
+def unknown_setting(key: str) -> str:
+    close = get_close_matches(key, Settings.model_fields, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(Settings.model_fields)}"
+    return f"no setting is called {key!r}; {hint}"
+
+
+def complaint(error: ErrorDetails) -> str:
+    """Names the setting and what would be right; never quotes a value, which may be a key."""
+    name = str(error["loc"][0]) if error["loc"] else "settings"
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    given = "NAME=SOURCE" if name == "models" else f"--{name.replace('_', '-')}"
+    return f"{name}: {message} (given as {given}, {PREFIX}{name.upper()} or {name} in the file)"

@@ -1,0 +1,417 @@
+"""The door and the application: ids, keys, limits, admission, error shapes, health; and real processes at the end."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import orjson
+import pytest
+from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
+from scripted import WAIT, Connection, Registry, application, echo, model, until
+from starlette.routing import Route
+
+from service import logs
+from service.api import gate
+from service.api.admission import LONGEST_WAIT, REMEMBERED, Admission
+from service.api.app import DIALECTS, owner
+from service.api.security import access, check_key, decision
+from service.api.server import Server
+from service.errors import Overloaded, Unauthorized, Unavailable
+from service.model import Model, State
+
+GO_ON = {"model": "talker", "prompt": "The fox"}
+
+
+@pytest.fixture(scope="module")
+def talker(tiny_generator: Path) -> Model:
+    return model(tiny_generator, "talker", "generate")
+
+
+@pytest.fixture
+def app(talker: Model) -> FastAPI:
+    return application(Registry([talker], echo), max_requests=2, max_body_bytes=2000)
+
+
+def server_of(app: FastAPI) -> Server:
+    return cast(Server, app.state.server)
+
+
+def call(app: FastAPI, method: str, path: str, **options: Any) -> httpx.Response:
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(run())
+
+
+def metric(app: FastAPI, sample: str) -> float:
+    page = call(app, "GET", "/metrics").text
+    return next(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(sample))
+
+
+# Ids
+
+
+@pytest.mark.parametrize("path", ["/livez", "/nowhere", "/v1/models"])
+def test_every_answer_has_an_id(app: FastAPI, path: str) -> None:
+    first, second = (call(app, "GET", path).headers["x-request-id"] for _ in range(2))
+    assert len(first) == 32
+    assert first != second
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [("trace-1.2_3", True), ("a" * 128, True), ("a" * 129, False), ("a b", False), ("a\tb", False), ("", False)],
+)
+def test_ids_of_clients_are_kept_if_they_are_safe(app: FastAPI, given: str, kept: bool) -> None:
+    answered = call(app, "GET", "/livez", headers={"X-Request-Id": given}).headers.get_list("x-request-id")
+    assert len(answered) == 1
+    assert (answered[0] == given) is kept
+
+
+# Keys
+
+
+def routes(app: FastAPI) -> Iterator[Route]:
+    for route in app.routes:
+        found = getattr(route, "routes", None) or getattr(route, "original_router", None) or [route]
+        yield from getattr(found, "routes", found)
+
+
+def test_no_route_without_a_decision_who_may_ask(app: FastAPI) -> None:
+    paths = {route.path for route in routes(app)}
+    assert {"/livez", "/metrics", "/v1/chat/completions", "/models/{name:path}/predict", "/docs"} <= paths
+    assert not {path for path in paths if decision(path) is None}
+
+
+def test_all_that_is_asked_of_models_needs_the_key(app: FastAPI) -> None:
+    worked = {route.path for route in routes(app) if isinstance(route, APIRoute) and "POST" in route.methods}
+    assert worked
+    assert {access(path) for path in worked} == {"key"}
+    assert access("/v1/models") == access("/info") == access("/nowhere") == access("/metrics2") == "key"
+    assert access("/livez") == access("/docs/oauth2-redirect") == access("/") == "public"
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/info", "/nowhere", "/livez/../v1/models"])
+def test_without_the_key_nothing_is_told(talker: Model, path: str) -> None:
+    app = application(Registry([talker], echo), api_key="s3cret")
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}):
+        answer = call(app, "GET", path, headers=headers)
+        assert answer.status_code == 401
+        assert answer.headers["www-authenticate"] == "Bearer"
+        assert "s3cret" not in answer.text
+        assert "talker" not in answer.text
+    assert call(app, "GET", path, headers={"Authorization": "bearer s3cret"}).status_code != 401
+
+
+def test_probes_and_metrics_need_no_key(talker: Model) -> None:
+    app = application(Registry([talker], echo), api_key="s3cret")
+    for path in ("/", "/livez", "/readyz", "/startupz", "/health", "/metrics", "/docs", "/openapi.json"):
+        assert call(app, "GET", path).status_code == 200, path
+
+
+def test_a_key_is_compared_whole() -> None:
+    check_key("", "")
+    check_key("Bearer ключ", "ключ")
+    for given in ("", "Bearer", "Bearer ", "Bearer ke", "Bearer keyy", "Token key", "key"):
+        with pytest.raises(Unauthorized):
+            check_key(given, "key")
+
+
+# Bodies
+
+
+def test_a_body_announced_too_large_is_not_read(app: FastAPI) -> None:
+    async def run() -> Connection:
+        connection = Connection("/v1/completions", b"x" * 2001)
+        await connection.run(app)
+        assert connection.incoming.qsize() == 1, "the body was read"
+        return connection
+
+    connection = asyncio.run(run())
+    assert connection.sent[0]["status"] == 413
+    assert "the body has 2001 bytes, at most 2000 are taken" in connection.body.decode()
+
+
+def test_a_body_that_grows_too_large_is_not_read_on(app: FastAPI) -> None:
+    given = 0
+
+    async def parts() -> AsyncIterator[bytes]:
+        nonlocal given
+        for _ in range(100):
+            given += 1
+            yield b"x" * 500
+
+    answer = call(app, "POST", "/v1/completions", content=parts())
+    assert answer.status_code == 413
+    assert answer.json()["error"]["code"] == "body_too_large"
+    assert given < 10
+
+
+def test_a_body_of_just_the_limit_is_read(app: FastAPI) -> None:
+    content = orjson.dumps(GO_ON)
+    assert call(app, "POST", "/v1/completions", content=content.ljust(2000)).status_code == 200
+
+
+def test_a_body_that_does_not_come_gives_its_place_back(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gate, "BODY_SECONDS", 0.01)
+
+    async def run() -> Connection:
+        connection = Connection("/v1/completions", b"")
+        connection.incoming.get_nowait()
+        await connection.run(app)
+        return connection
+
+    connection = asyncio.run(run())
+    assert connection.sent[0]["status"] == 400
+    assert server_of(app).admission.in_flight == 0
+
+
+# Admission
+
+
+def test_over_the_bound_is_429_before_the_body_is_read(talker: Model) -> None:
+    app = application(Registry([talker], lambda model, request: [WAIT]), max_requests=2)
+
+    async def run() -> list[Connection]:
+        inside = [Connection("/v1/completions", orjson.dumps(GO_ON)) for _ in range(2)]
+        tasks = [asyncio.create_task(one.run(app)) for one in inside]
+        await until(lambda: server_of(app).admission.in_flight == 2)
+        outside = [Connection(path, b"{") for path in ("/v1/completions", "/predict")]
+        for one in outside:
+            await one.run(app)
+            assert one.incoming.qsize() == 1, "the body was read"
+        for one in inside:
+            one.drop()
+        await asyncio.gather(*tasks)
+        return outside
+
+    openai, tei = asyncio.run(run())
+    for one in (openai, tei):
+        assert one.sent[0]["status"] == 429
+        assert 1 <= int(dict(one.sent[0]["headers"])[b"retry-after"]) <= LONGEST_WAIT
+    assert orjson.loads(openai.body)["error"]["code"] == "overloaded"
+    assert orjson.loads(tei.body) == {
+        "error": orjson.loads(openai.body)["error"]["message"],
+        "error_type": "Overloaded",
+    }
+    assert server_of(app).admission.in_flight == 0
+    assert metric(app, "polyhead_http_requests_in_flight") == 0
+    assert metric(app, 'polyhead_rejections_total{code="overloaded"}') == 2
+
+
+def test_looking_takes_no_place(talker: Model) -> None:
+    app = application(Registry([talker], echo), max_requests=1)
+    with server_of(app).admission.admitted():
+        assert call(app, "GET", "/v1/models").status_code == 200
+        assert call(app, "POST", "/v1/completions", json=GO_ON).status_code == 429
+    assert call(app, "POST", "/v1/completions", json=GO_ON).status_code == 200
+
+
+def test_while_draining_nobody_is_let_in(app: FastAPI) -> None:
+    server_of(app).admission.close()
+    answer = call(app, "POST", "/v1/completions", json=GO_ON)
+    assert answer.status_code == 503
+    assert int(answer.headers["retry-after"]) >= 1
+    assert call(app, "GET", "/livez").status_code == 200
+    assert call(app, "GET", "/readyz").status_code == 503
+    assert call(app, "GET", "/readyz").json()["draining"] is True
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_wait_is_computed_from_the_rate_of_late() -> None:
+    clock = Hand()
+    admission = Admission(8, clock)
+    with admission.admitted():
+        for _ in range(2 * REMEMBERED):
+            clock.now += 0.5
+            with admission.admitted():
+                pass
+        assert admission.wait() == 1  # one in flight, two a second leave
+        places = [admission.admitted() for _ in range(7)]
+        for place in places:
+            place.__enter__()
+        with pytest.raises(Overloaded) as caught:
+            admission.admitted().__enter__()
+        assert caught.value.retry_after == 4  # eight in flight
+        clock.now += 1000
+        assert admission.wait() == LONGEST_WAIT
+
+
+def test_before_anybody_left_the_wait_grows_with_the_time() -> None:
+    clock = Hand()
+    admission = Admission(1, clock)
+    with admission.admitted():
+        assert admission.wait() == 1
+        clock.now += 5
+        assert admission.wait() == 5
+
+
+def test_a_place_is_given_back_whatever_happens() -> None:
+    admission = Admission(1)
+    with pytest.raises(ZeroDivisionError), admission.admitted():
+        raise ZeroDivisionError
+    assert admission.in_flight == 0
+    admission.close()
+    with pytest.raises(Unavailable):
+        admission.admitted().__enter__()
+
+
+# Errors in the shape of whoever owns the path
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/nowhere", 404), ("GET", "/nowhere", 404), ("PUT", "/v1/completions", 405), ("POST", "/livez", 405)],
+)
+def test_openai_shape_is_the_fallback(app: FastAPI, method: str, path: str, status: int) -> None:
+    answer = call(app, method, path)
+    assert answer.status_code == status
+    assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+    assert f"{method} {path}" in answer.json()["error"]["message"]
+    assert ("allow" in answer.headers) is (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/models/talker/nowhere", 404), ("DELETE", "/predict", 405)]
+)
+def test_the_owner_of_a_path_says_the_error(app: FastAPI, method: str, path: str, status: int) -> None:
+    answer = call(app, method, path)
+    assert answer.status_code == status
+    assert answer.json().keys() == {"error", "error_type"}
+
+
+def test_every_dialect_owns_its_routes() -> None:
+    for dialect in DIALECTS:
+        assert {owner(cast(APIRoute, route).path).name for route in dialect.router.routes} == {dialect.name}
+
+
+def test_refusals_name_no_path_of_the_server(app: FastAPI) -> None:
+    assert str(Path.cwd()) not in call(app, "GET", "/nowhere").text
+
+
+def test_a_fault_of_ours_is_500_with_an_id_and_without_a_traceback(
+    app: FastAPI, caplog: pytest.LogCaptureFixture
+) -> None:
+    @app.get("/v1/fault")
+    async def fault(request: Request) -> None:
+        raise ZeroDivisionError("secret detail")
+
+    with caplog.at_level(logging.INFO):
+        answer = call(app, "GET", "/v1/fault", headers={"X-Request-Id": "mine"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["code"] == "internal_error"
+    assert answer.headers["x-request-id"] == "mine"
+    assert "secret" not in answer.text
+    assert "GET /v1/fault 500" in caplog.text
+
+
+# Health
+
+
+def states(app: FastAPI, **named: State) -> None:
+    registry = cast(Any, app.state.server.registry)
+    registry.states = lambda: named
+
+
+@pytest.mark.parametrize(
+    ("models", "started", "ready"),
+    [
+        ({"a": State("waiting")}, 503, 503),
+        ({"a": State("ready", 1.0), "b": State("loading", 0.5)}, 503, 503),
+        ({"a": State("ready", 1.0), "b": State("broken", why="no such file")}, 200, 200),
+        ({"b": State("broken", why="no such file")}, 200, 503),
+    ],
+)
+def test_ready_is_after_all_are_loaded_and_one_is_well(
+    app: FastAPI, models: Mapping[str, State], started: int, ready: int
+) -> None:
+    states(app, **models)
+    assert call(app, "GET", "/livez").status_code == 200
+    assert call(app, "GET", "/startupz").status_code == started
+    assert call(app, "HEAD", "/readyz").status_code == call(app, "GET", "/health").status_code == ready
+
+
+def test_ready_says_how_far_each_model_is(app: FastAPI) -> None:
+    states(app, a=State("loading", 0.12345), b=State("broken", why="x"), c=State("ready", 1.0), d=State("waiting"))
+    assert call(app, "GET", "/readyz").json() == {
+        "ready": False,
+        "draining": False,
+        "models": {
+            "a": {"state": "loading", "progress": 0.123},
+            "b": {"state": "broken", "error": "x"},
+            "c": {"state": "ready"},
+            "d": {"state": "waiting"},
+        },
+    }
+
+
+def test_a_dead_engine_is_not_alive(app: FastAPI) -> None:
+    object.__setattr__(server_of(app), "alive", lambda: False)
+    assert call(app, "GET", "/livez").status_code == 503
+    assert call(app, "GET", "/readyz").status_code == 503
+
+
+def test_the_address_itself_points_on(app: FastAPI) -> None:
+    assert call(app, "GET", "/").json()["docs"] == "/docs"
+    assert call(app, "HEAD", "/").status_code == 200
+    paths = call(app, "GET", "/openapi.json").json()["paths"]
+    assert {"/v1/chat/completions", "/predict", "/readyz"} <= paths.keys()
+
+
+# The log and the count
+
+
+def test_the_log_has_a_line_a_request_without_prompt_and_key(talker: Model, caplog: pytest.LogCaptureFixture) -> None:
+    app = application(Registry([talker], echo), api_key="s3cret")
+    with caplog.at_level(logging.INFO, "polyhead.http"):
+        headers = {"Authorization": "Bearer s3cret", "X-Request-Id": "mine"}
+        call(app, "POST", "/v1/completions?token=s3cret", json=GO_ON, headers=headers)
+        call(app, "GET", "/v1/models%0Aforged line", headers=headers)
+        call(app, "GET", "/livez")
+    lines = [record.getMessage() for record in caplog.records if record.name == "polyhead.http"]
+    assert len(lines) == 2
+    assert lines[0].startswith("POST /v1/completions 200 in ")
+    assert lines[0].endswith(" ms [mine]")
+    assert lines[1].startswith("GET /v1/models%0Aforged%20line 404")
+    assert "s3cret" not in caplog.text
+    assert "fox" not in caplog.text
+
+
+def test_requests_are_counted_by_route_not_by_path(app: FastAPI) -> None:
+    call(app, "POST", "/models/talker/predict", json={"inputs": "x"})
+    call(app, "GET", "/made/up")
+    call(app, "BREW", "/livez")
+    page = call(app, "GET", "/metrics").text
+    assert 'route="/models/{name:path}/predict",status="400"' in page
+    assert 'method="GET",route="",status="404"' in page
+    assert 'method="other"' in page
+    assert "BREW" not in page
+    assert "made" not in page
+
+
+def test_logs_for_machines_are_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    try:
+        logs.configure("json", "info")
+        logging.getLogger("polyhead.test").info("one\n%s", "two", extra={"status": 200})
+        logging.getLogger("uvicorn.error").info("not ours")
+    finally:
+        logging.basicConfig(handlers=before, level=level, force=True)
+    [line] = capsys.readouterr().err.splitlines()
+    written = orjson.loads(line)
+    assert (written["level"], written["message"], written["status"]) == ("info", "one\ntwo", 200)

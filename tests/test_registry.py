@@ -1,0 +1,234 @@
+"""Served models: loading beside broken ones, what is said while it lasts, which model answers, how much cache."""
+
+import asyncio
+import shutil
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from service import machine, registry
+from service.engine.engine import Engine
+from service.errors import BadRequest, NotFound, Unavailable
+from service.metrics import Metrics
+from service.model import State
+from service.registry import Registry, placed
+from service.request import Done, Encode, Encoded, Generate
+from service.settings import Settings, SettingsError
+
+
+def serving(models: dict[str, Any], act: Callable[[Registry], Coroutine[Any, Any, Any]], **settings: Any) -> Any:
+    """What `act` returns, given a registry whose engine runs; nothing is loaded yet."""
+
+    async def run() -> Any:
+        known = Settings(models={name: str(source) for name, source in models.items()}, **settings)
+        metrics = Metrics(known.models)
+        engine = Engine(metrics)
+        engine.start()
+        try:
+            return await act(Registry(engine, known, told=metrics))
+        finally:
+            await engine.close(0)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def truncated(tiny_classifier: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "truncated"
+    shutil.copytree(tiny_classifier, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    return folder
+
+
+def test_broken_models_say_why_and_the_others_are_served(
+    tiny_generator: Path, tiny_classifier: Path, truncated: Path
+) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        assert [model.name for model in served.models()] == ["chat", "judge"]
+        states = served.states()
+        assert states["chat"] == states["judge"] == State("ready", 1.0)
+        assert states["cut"].phase == states["gone"].phase == "broken"
+        assert "model.safetensors" in states["cut"].why
+        assert "/nowhere" in states["gone"].why
+        with pytest.raises(Unavailable, match=r"cut could not be loaded: .*model\.safetensors"):
+            served.resolve("cut", ["classify"])
+
+    models = {"gone": "/nowhere", "cut": truncated, "chat": tiny_generator, "judge": tiny_classifier}
+    serving(models, act)
+
+
+def test_what_a_model_is(tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        chat, judge, vectors, ranker = served.models()
+        assert (chat.task, judge.task, vectors.task, ranker.task) == ("generate", "classify", "embed", "rank")
+        assert judge.labels == ("negative", "neutral", "positive")
+        assert vectors.width == 32
+        assert chat.max_tokens == judge.max_tokens == 256
+        assert chat.chat is not None
+        assert chat.dtype == "float32"
+
+    serving({"chat": tiny_generator, "judge": tiny_classifier, "vec": tiny_embedder, "rank": tiny_ranker}, act)
+
+
+def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        chat, judge = served.models()
+        [spoken] = served.submit(chat, [Generate("g", (5, 6, 7), max_tokens=4)])
+        [read] = served.submit(judge, [Encode("e", (2, 9, 3))])
+        events = [event async for event in spoken]
+        assert events[-1] == Done("length", 3, 4)
+        scores, end = [event async for event in read]
+        assert isinstance(scores, Encoded)
+        assert sum(scores.values) == pytest.approx(1.0)
+        assert end == Done("encoded", 3)
+
+    serving({"chat": tiny_generator, "judge": tiny_classifier}, act)
+
+
+def test_while_it_loads(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is visible from the event loop, and clients are told to come again."""
+    seen: list[str] = []
+    real = registry.checkpoint.load
+
+    def watched(source: str, **options: Any) -> Any:
+        options["progress"](3, 4)
+        with pytest.raises(Unavailable, match="chat is not ready yet, 75% is read") as caught:
+            served_by[0].resolve("chat", ["generate"])
+        assert 1 <= caught.value.retry_after <= registry.LONGEST_WAIT
+        with pytest.raises(Unavailable, match="next is not ready yet, others are loaded first"):
+            served_by[0].resolve("next", ["generate"])
+        with pytest.raises(Unavailable):
+            served_by[0].only(["generate"])
+        seen.append(source)
+        monkeypatch.setattr(registry.checkpoint, "load", real)
+        return real(source, **options)
+
+    served_by: list[Registry] = []
+
+    async def act(served: Registry) -> None:
+        served_by.append(served)
+        assert served.states()["chat"] == State("waiting")
+        monkeypatch.setattr(registry.checkpoint, "load", watched)
+        await served.load_all()
+        assert [model.name for model in served.models()] == ["chat", "next"]
+
+    serving({"chat": tiny_generator, "next": tiny_generator}, act)
+    assert seen
+
+
+def test_names_and_tasks_that_do_not_fit(tiny_generator: Path, tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        assert served.resolve("chat", ["generate"]).name == "chat"
+        with pytest.raises(NotFound, match="no model is called 'gpt-4'; there are: chat, judge") as unknown:
+            served.resolve("gpt-4", ["generate"])
+        assert unknown.value.param == "model"
+        said = "judge can classify, it cannot generate text; models that can: chat"
+        with pytest.raises(BadRequest, match=said):
+            served.resolve("judge", ["generate"])
+        with pytest.raises(BadRequest, match="models that can: none here"):
+            served.resolve("judge", ["embed"])
+
+    serving({"chat": tiny_generator, "judge": tiny_classifier}, act)
+
+
+def test_routes_that_name_no_model(tiny_classifier: Path, tiny_generator: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        assert served.only(["generate"]).name == "chat"
+        with pytest.raises(NotFound, match="no model here can embed or rank"):
+            served.only(["rank", "embed"])
+        with pytest.raises(BadRequest, match=r"/models/one/\.\.\., /models/two/\.\.\."):
+            served.only(["classify"])
+
+    serving({"one": tiny_classifier, "two": tiny_classifier, "chat": tiny_generator}, act)
+
+
+@pytest.mark.parametrize(
+    ("settings", "free", "expected"),
+    [
+        ({"cache_tokens": 100}, 0, 112),  # what is asked for, in whole blocks of 16
+        ({}, 1 << 40, 16_384),  # plenty: no more than is useful
+        ({"max_running": 2}, 1 << 40, 512),  # two contexts of 256
+        ({}, 2 * 8192, 32),  # half of the free memory: 32 tokens
+    ],
+    ids=["asked", "useful", "running", "memory"],
+)
+def test_the_cache_fits_what_is_asked_useful_and_free(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], free: int, expected: int
+) -> None:
+    """A token takes 256 bytes: keys and values of 2 layers, 2 heads, 8 features, 4 bytes each."""
+    monkeypatch.setattr(machine, "free_memory", lambda device: free)
+
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        [model] = served.models()
+        assert model.max_tokens == min(256, expected)
+        with pytest.raises(BadRequest, match=f"more than the {expected} tokens"):
+            served.submit(model, [Generate("g", (1,), max_tokens=expected)])
+
+    serving({"chat": tiny_generator}, act, **settings)
+
+
+def test_no_memory_for_a_cache_is_said(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "free_memory", lambda device: 100)
+
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        assert "no memory is left for a cache: a block needs 4096 bytes" in served.states()["chat"].why
+
+    serving({"chat": tiny_generator}, act)
+
+
+def test_metrics_hear_of_ready_models_only(tiny_generator: Path) -> None:
+    async def run() -> dict[str, float]:
+        settings = Settings(models={"chat": str(tiny_generator), "gone": "/nowhere"})
+        metrics = Metrics(settings.models)
+        engine = Engine(metrics)
+        engine.start()
+        try:
+            await Registry(engine, settings, told=metrics).load_all()
+        finally:
+            await engine.close(0)
+        families = text_string_to_metric_families(metrics.page("")[0].decode())
+        ready = next(family for family in families if family.name == "polyhead_model_ready")
+        return {sample.labels["model"]: sample.value for sample in ready.samples}
+
+    assert asyncio.run(run()) == {"chat": 1.0, "gone": 0.0}
+
+
+def test_where_networks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert placed(Settings()).dtype == torch.float32
+    assert placed(Settings(precision="bfloat16")).dtype == torch.bfloat16
+    with pytest.raises(SettingsError, match="device: cuda is asked for"):
+        placed(Settings(device="cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (placed(Settings()).device.type, placed(Settings()).dtype) == ("cuda", torch.bfloat16)
+    assert placed(Settings(device="cpu")).device.type == "cpu"
+
+
+def test_the_machine_is_asked_within_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    assert machine.free_memory(torch.device("cpu")) == machine.UNKNOWN
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   4096 kB\n")
+    assert machine.free_memory(torch.device("cpu")) == 4096 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert machine.free_memory(torch.device("cpu")) == 4096 * 1024
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert machine.free_memory(torch.device("cpu")) == 4000
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    assert machine.compute_threads() == 5
+    (tmp_path / "cpu.max").write_text("150000 100000")
+    assert machine.compute_threads() == 2

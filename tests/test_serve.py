@@ -1,0 +1,136 @@
+"""Real processes: `polyhead serve` on a free port, from the first probe to the last signal."""
+
+import json
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from processes import PATIENCE, Process
+
+from service.serve import bound
+from service.settings import SettingsError
+
+BODY = b'{"model": "chat", "prompt": "The fox", "max_tokens": 3, "ignore_eos": true}'
+HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
+
+
+@pytest.fixture
+def launch() -> Iterator[Callable[..., Process]]:
+    launched: list[Process] = []
+
+    def start(*arguments: str) -> Process:
+        launched.append(Process(*arguments))
+        return launched[-1]
+
+    yield start
+    for process in launched:
+        process.child.kill()
+        process.child.wait()
+
+
+@pytest.fixture
+def slow() -> Iterator[socket.socket]:
+    with socket.socket() as connection:
+        yield connection
+
+
+def stay(slow: socket.socket, server: Process) -> None:
+    """A request whose body doesn't end: in flight for as long as it is waited for."""
+    slow.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    slow.sendall(HEAD + BODY[:1])
+    server.until(lambda: "polyhead_http_requests_in_flight 1.0" in server.get("/metrics").text)
+
+
+def streamed(url: str, tokens: int) -> Iterator[str]:
+    asked = {"model": "chat", "prompt": "The fox", "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{url}/v1/completions", json=asked, timeout=PATIENCE) as response:
+        assert response.status_code == 200, response.read()
+        yield from (line for line in response.iter_lines() if line)
+
+
+def test_from_the_first_probe_to_a_drained_end(
+    launch: Callable[..., Process], tiny_generator: Path, tiny_classifier: Path, slow: socket.socket
+) -> None:
+    server = launch(f"chat={tiny_generator}", "gone=/nowhere", f"judge={tiny_classifier}")
+    assert server.get("/livez").status_code == 200  # whatever is loaded or not
+    models = server.ready().json()["models"]
+    assert models["chat"] == models["judge"] == {"state": "ready"}
+    assert models["gone"]["state"] == "broken"
+    assert "/nowhere" in models["gone"]["error"]
+    server.until(lambda: f"ready on {server.url}: chat, judge of 3 models in " in server.log)
+
+    answer = httpx.post(f"{server.url}/predict", json={"inputs": "a good film"}, timeout=PATIENCE)
+    assert sum(label["score"] for label in answer.json()) == pytest.approx(1.0)
+    assert httpx.post(f"{server.url}/models/gone/predict", json={"inputs": "x"}).status_code == 503
+
+    check_metrics(server)
+    stay(slow, server)
+    server.child.send_signal(signal.SIGTERM)
+    server.until(lambda: "leaving: 1 requests in flight have 30 s to finish" in server.log)
+    with pytest.raises(httpx.ConnectError):
+        server.get("/livez")
+    slow.sendall(BODY[1:])  # what was begun is finished
+    answer = slow.makefile("rb").read().decode()
+    assert answer.startswith("HTTP/1.1 200 OK")
+    assert json.loads(answer.partition("\r\n\r\n")[2])["usage"]["completion_tokens"] == 3
+    assert server.child.wait(PATIENCE) == 0
+
+
+def check_metrics(server: Process) -> None:
+    """One generated text is seen everywhere, once."""
+    assert list(streamed(server.url, 8))[-1] == "data: [DONE]"
+    page = server.get("/metrics").text
+    labels = 'model="chat",task="generate"'
+    for sample in (
+        'polyhead_requests_total{model="chat",outcome="done",task="generate"} 1.0',
+        f"polyhead_time_to_first_token_seconds_count{{{labels}}} 1.0",
+        f"polyhead_inter_token_seconds_count{{{labels}}} 7.0",
+        f'polyhead_tokens_total{{kind="generated",{labels}}} 8.0',
+        'polyhead_stage_seconds_count{model="chat",stage="tokenise",task="generate"} 1.0',
+        f"polyhead_kv_blocks_used{{{labels}}} 0.0",
+        f"polyhead_requests_running{{{labels}}} 0.0",
+        f"polyhead_requests_waiting{{{labels}}} 0.0",
+        "process_resident_memory_bytes",
+    ):
+        assert f"\n{sample}" in page, sample
+
+
+def test_a_start_without_any_model_ends_with_1(launch: Callable[..., Process]) -> None:
+    server = launch("gone=/nowhere", "lost=/nowhere")
+    assert server.child.wait(PATIENCE) == 1
+    server.until(lambda: "none of 2 models could be loaded" in server.log)
+    assert "gone is broken: /nowhere" in server.log
+
+
+def test_what_does_not_finish_in_time_is_cut(
+    launch: Callable[..., Process], tiny_classifier: Path, slow: socket.socket
+) -> None:
+    server = launch(f"judge={tiny_classifier}", "--drain-seconds", "1")
+    server.ready()
+    stay(slow, server)
+    began = time.monotonic()
+    assert server.stop(signal.SIGINT) == 0
+    assert 1 <= time.monotonic() - began < 15
+
+
+def test_a_second_signal_does_not_wait(
+    launch: Callable[..., Process], tiny_classifier: Path, slow: socket.socket
+) -> None:
+    server = launch(f"judge={tiny_classifier}")
+    server.ready()
+    stay(slow, server)
+    server.child.send_signal(signal.SIGTERM)
+    server.until(lambda: "leaving: 1 requests" in server.log)
+    assert server.stop() == 128 + signal.SIGTERM
+
+
+def test_a_taken_port_is_said_at_once() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(SettingsError, match="Address already in use; see --host and --port"):
+            bound("127.0.0.1", taken.getsockname()[1])
