@@ -1,0 +1,66 @@
+# Everything runs out of .venv, which these targets make and keep up to date.  PYTHON=python3.12 picks another
+# interpreter; HOST and PORT are where `make serve` listens.
+PYTHON = python3
+HOST = 127.0.0.1
+PORT = 8000
+
+BIN = .venv/bin
+PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
+PINS = pyproject.toml constraints.txt
+
+.DEFAULT_GOAL = help
+.PHONY: help setup models serve test lint types layers tests format bench image clean
+
+help:  ## say what there is
+	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+setup: .venv/.core  ## install into .venv
+
+models: .venv/.core  ## fetch the quick-start models
+	$(BIN)/polyhead models
+
+serve: .venv/.core  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
+	$(BIN)/polyhead serve --host $(HOST) --port $(PORT)
+
+test: lint types layers tests  ## everything CI runs
+
+lint: .venv/.dev  ## ruff: rules and format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: .venv/.dev  ## mypy --strict
+	$(BIN)/mypy
+
+layers: .venv/.dev  ## import-linter: who may import whom
+	$(BIN)/lint-imports
+
+tests: .venv/.dev  ## pytest alone; ARGS="-k scheduler"
+	$(BIN)/pytest $(ARGS)
+
+format: .venv/.dev  ## let ruff mend what it can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: .venv/.dev  ## measure against transformers, both in one run
+	$(BIN)/python -m benchmarks
+
+image:  ## build the container image; NAME=polyhead BASE=... TORCH=...
+	deploy/image.sh
+
+clean:  ## remove what these targets made, .venv included
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamps stand for "installed from these files": a rerun is instant, an edit of either file installs again.
+.venv/.core: $(PINS)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "polyhead needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Try make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
+	  exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing polyhead into .venv; the first time fetches some hundred megabytes."
+	$(PIP) -e .
+	@touch $@
+
+.venv/.dev: .venv/.core $(PINS)
+	$(PIP) -e '.[dev]'
+	@touch $@

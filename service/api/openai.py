@@ -1,0 +1,136 @@
+"""The OpenAI dialect: completions, chat, embeddings and models, under /v1.
+
+Its wire objects and what they ask are `openai_wire`, its answers `openai_write`; here is only the way between them.
+"""
+
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from functools import partial
+from operator import attrgetter
+from typing import Any, get_args
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.api.dialect import Dialect, body, server, takes
+from service.api.openai_wire import (
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+    Sampled,
+    read_chat,
+    read_completion,
+    read_embedding,
+)
+from service.api.openai_write import (
+    Call,
+    chunk_completion,
+    chunk_usage,
+    chunks_chat,
+    write_chat,
+    write_completion,
+    write_embeddings,
+    write_error,
+    write_model,
+    write_models,
+)
+from service.api.stream import EventStream, JsonResponse, answer, events
+from service.request import Task
+from service.text import Continuation
+from service.transcript import Piece, Usage, continued, scored, whole
+
+DONE = b"data: [DONE]\n\n"
+Answers = AsyncGenerator[tuple[int, Piece], None]
+router = APIRouter(tags=["OpenAI"])
+
+
+@router.post("/v1/completions", openapi_extra=takes(CompletionRequest), summary="Continue prompts.")
+async def completions(request: Request) -> Response:
+    wire = await body(request, CompletionRequest)
+    return await answer(request, complete(request, wire))
+
+
+async def complete(request: Request, wire: CompletionRequest) -> Response:
+    call = called("cmpl", wire)
+    count, answers = await begun(request, call, read_completion(wire))
+    if wire.stream:
+        return await EventStream.open(events(completion_chunks(call, answers), write_error, DONE))
+    return JsonResponse(write_completion(call, await whole(count, answers)))
+
+
+@router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), summary="Answer a conversation.")
+async def chat_completions(request: Request) -> Response:
+    wire = await body(request, ChatRequest)
+    return await answer(request, chat(request, wire))
+
+
+async def chat(request: Request, wire: ChatRequest) -> Response:
+    call = called("chatcmpl", wire)
+    count, answers = await begun(request, call, read_chat(wire))
+    if wire.stream:
+        return await EventStream.open(events(chat_chunks(call, answers), write_error, DONE))
+    return JsonResponse(write_chat(call, await whole(count, answers)))
+
+
+def called(kind: str, wire: Sampled) -> Call:
+    usage = wire.stream_options.include_usage
+    return Call(id=f"{kind}-{uuid.uuid4().hex}", model=wire.model, created=int(time.time()), usage=usage)
+
+
+async def begun(request: Request, call: Call, asked: Continuation) -> tuple[int, Answers]:
+    """How many answers there will be, and the answers, not yet submitted."""
+    here = server(request)
+    model = here.registry.resolve(call.model, ["generate"])
+    requests = await here.text.prompts(model, asked, call.id)
+    return len(requests), continued(model.tokenizer, asked.stops, requests, partial(here.registry.submit, model))
+
+
+async def completion_chunks(call: Call, answers: Answers) -> AsyncGenerator[dict[str, Any], None]:
+    cost = Usage()
+    async with aclosing(answers):
+        async for index, piece in answers:
+            cost += piece.usage
+            yield chunk_completion(call, index, piece)
+    if call.usage:
+        yield chunk_usage(call, "text_completion", cost)
+
+
+async def chat_chunks(call: Call, answers: Answers) -> AsyncGenerator[dict[str, Any], None]:
+    cost, first = Usage(), True
+    async with aclosing(answers):
+        async for index, piece in answers:
+            cost += piece.usage
+            for chunk in chunks_chat(call, index, piece, first=first):
+                yield chunk
+            first = False
+    if call.usage:
+        yield chunk_usage(call, "chat.completion.chunk", cost)
+
+
+@router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest), summary="Texts as vectors.")
+async def embeddings(request: Request) -> Response:
+    wire = await body(request, EmbeddingRequest)
+    return await answer(request, embed(request, wire))
+
+
+async def embed(request: Request, wire: EmbeddingRequest) -> Response:
+    here = server(request)
+    model = here.registry.resolve(wire.model, ["embed"])
+    requests = await here.text.inputs(model, read_embedding(wire), f"embd-{uuid.uuid4().hex}")
+    vectors = await scored(requests, partial(here.registry.submit, model))
+    return JsonResponse(write_embeddings(wire.model, wire.encoding_format, vectors))
+
+
+@router.get("/v1/models", summary="What is served and ready.")
+async def models(request: Request) -> Response:
+    return JsonResponse(write_models(server(request).registry.models()))
+
+
+@router.get("/v1/models/{name:path}", summary="One of what is served.")
+async def model(request: Request) -> Response:
+    return JsonResponse(write_model(server(request).registry.resolve(request.path_params["name"], get_args(Task))))
+
+
+DIALECT = Dialect(name="OpenAI", prefixes=("/v1",), error=write_error, status=attrgetter("status"), router=router)

@@ -1,0 +1,178 @@
+"""What the OpenAI dialect answers: the pure `write` and `chunk` of each kind of answer, and its errors.
+
+Knows no engine and no wire object.  The one idea: a streamed answer is the whole one cut up, so both are made of the
+same parts.
+"""
+
+import base64
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from service.errors import NotFound, PolyheadError
+from service.model import Model
+from service.transcript import Drawn, Piece, Scored, Scores, Usage
+
+
+@dataclass(frozen=True)
+class Call:
+    """What every object of one answer repeats."""
+
+    id: str
+    model: str
+    created: int  # seconds since 1970
+    usage: bool = False  # streamed: the last object says what it cost
+
+
+def write_completion(call: Call, answers: Sequence[Piece]) -> dict[str, Any]:
+    choices = [text_choice(index, piece) for index, piece in enumerate(answers)]
+    return envelope(call, "text_completion", choices) | {"usage": usage(total(answers))}
+
+
+def write_chat(call: Call, answers: Sequence[Piece]) -> dict[str, Any]:
+    choices = [
+        {
+            "index": index,
+            "message": {"role": "assistant", "content": piece.text, "refusal": None},
+            "logprobs": chat_logprobs(piece.drawn),
+            "finish_reason": piece.finish or None,
+        }
+        for index, piece in enumerate(answers)
+    ]
+    return envelope(call, "chat.completion", choices) | {"usage": usage(total(answers))}
+
+
+def chunk_completion(call: Call, index: int, piece: Piece) -> dict[str, Any]:
+    return streamed(call, envelope(call, "text_completion", [text_choice(index, piece)]))
+
+
+def chunks_chat(call: Call, index: int, piece: Piece, *, first: bool) -> list[dict[str, Any]]:
+    """Who speaks, if this is the `first` piece; what is said; why it ends, if it does."""
+    chunks = []
+    if first:
+        chunks.append(delta(call, index, {"role": "assistant", "content": ""}, Piece("")))
+    if piece.text or piece.drawn:
+        chunks.append(delta(call, index, {"content": piece.text}, replace(piece, finish="")))
+    if piece.finish:
+        chunks.append(delta(call, index, {}, Piece("", finish=piece.finish)))
+    return chunks
+
+
+def delta(call: Call, index: int, said: dict[str, str], piece: Piece) -> dict[str, Any]:
+    finish, logprobs = piece.finish or None, chat_logprobs(piece.drawn)
+    choice = {"index": index, "delta": said, "logprobs": logprobs, "finish_reason": finish}
+    return streamed(call, envelope(call, "chat.completion.chunk", [choice]))
+
+
+def chunk_usage(call: Call, object: str, cost: Usage) -> dict[str, Any]:
+    return envelope(call, object, []) | {"usage": usage(cost)}
+
+
+def streamed(call: Call, chunk: dict[str, Any]) -> dict[str, Any]:
+    return chunk | {"usage": None} if call.usage else chunk
+
+
+def envelope(call: Call, object: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    return {"id": call.id, "object": object, "created": call.created, "model": call.model, "choices": choices}
+
+
+def text_choice(index: int, piece: Piece) -> dict[str, Any]:
+    logprobs = text_logprobs(piece.drawn)
+    return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish or None}
+
+
+def text_logprobs(drawn: Sequence[Drawn]) -> dict[str, Any] | None:
+    """The older shape: parallel lists.  The drawn token is among the likeliest even where it isn't."""
+    if not drawn:
+        return None
+    return {
+        "tokens": [each.token.text for each in drawn],
+        "token_logprobs": [each.token.logprob for each in drawn],
+        "top_logprobs": [{one.text: one.logprob for one in (*each.top, each.token)} for each in drawn],
+        "text_offset": [each.offset for each in drawn],
+    }
+
+
+def chat_logprobs(drawn: Sequence[Drawn]) -> dict[str, Any] | None:
+    if not drawn:
+        return None
+    return {
+        "content": [scored(each.token) | {"top_logprobs": [scored(one) for one in each.top]} for each in drawn],
+        "refusal": None,
+    }
+
+
+def scored(token: Scored) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
+
+
+def total(answers: Sequence[Piece]) -> Usage:
+    return sum((piece.usage for piece in answers), Usage())
+
+
+def usage(cost: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": cost.prompt_tokens,
+        "completion_tokens": cost.completion_tokens,
+        "total_tokens": cost.prompt_tokens + cost.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cost.cached_tokens},
+    }
+
+
+def write_embeddings(model: str, encoding: Literal["float", "base64"], answers: Sequence[Scores]) -> dict[str, Any]:
+    spelled = spelled_base64 if encoding == "base64" else spelled_float
+    data = [
+        {"object": "embedding", "index": index, "embedding": spelled(answer.values)}
+        for index, answer in enumerate(answers)
+    ]
+    tokens = sum(answer.usage.prompt_tokens for answer in answers)
+    return {
+        "object": "list",
+        "data": data,
+        "model": model,
+        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
+    }
+
+
+def spelled_float(values: list[float]) -> list[float]:
+    return values
+
+
+def spelled_base64(values: list[float]) -> str:
+    """Little-endian 32-bit floats."""
+    return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
+
+
+def write_models(models: Sequence[Model]) -> dict[str, Any]:
+    return {"object": "list", "data": [write_model(model) for model in models]}
+
+
+def write_model(model: Model) -> dict[str, Any]:
+    """`task` and `max_tokens` are ours; clients of the real API leave them alone."""
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "polyhead",
+        "task": model.task,
+        "max_tokens": model.max_tokens,
+    }
+
+
+def write_error(error: PolyheadError) -> dict[str, Any]:
+    of_model = isinstance(error, NotFound) and error.param == "model"
+    return {
+        "error": {
+            "message": error.message,
+            "type": error_type(error.status),
+            "param": error.param or None,
+            "code": "model_not_found" if of_model else error.code,
+        }
+    }
+
+
+def error_type(status: int) -> str:
+    if status >= 500:
+        return "server_error"
+    return "rate_limit_error" if status == 429 else "invalid_request_error"

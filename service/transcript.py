@@ -1,0 +1,312 @@
+"""From tokens to text: the events of a request become the pieces of an answer.
+
+Knows no HTTP and no engine, only a source of events that can be closed.  The one idea: text is shown as soon as it is
+certain and never taken back, so what may still be half a character or the beginning of a stop string waits.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeVar
+
+from models.tokenizer import Tokenizer
+from service.errors import StepFailed
+from service.request import Done, Encode, Encoded, Event, Failed, Generate, Request, Token
+
+LOWEST_LOGPROB = -9999.0  # what is said for minus infinity, which JSON has no word for
+
+
+class EventSource(Protocol):
+    """A request under way: its events, Done or Failed the last.  Closing it early aborts the request.
+
+    `answered` says that who closes has all that was wanted.
+    """
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    def close(self, *, answered: bool = False) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an answer cost, in tokens; of the prompt's, `cached_tokens` were not computed anew."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token and its log probability."""
+
+    data: bytes
+    logprob: float
+
+    @property
+    def text(self) -> str:
+        """The token as text; bytes that are no text by themselves are spelled out."""
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A generated token: `offset` is where its text begins in the answer, `top` the likeliest in its place."""
+
+    token: Scored
+    offset: int
+    top: tuple[Scored, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next bit of an answer; the last one has a `finish` and the usage.  `drawn` only where asked for."""
+
+    text: str
+    drawn: tuple[Drawn, ...] = ()
+    finish: Literal["", "stop", "length"] = ""
+    usage: Usage = Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a head says of one text."""
+
+    values: list[float]
+    usage: Usage
+
+
+class StopString:
+    """One string being looked for, a character at a time (Knuth, Morris, Pratt 1977, doi:10.1137/0206024).
+
+    `matched` is how many of its characters the text ends with.  `falls[k]` is how many remain matched when the
+    character after the first k is another one.
+    """
+
+    __slots__ = ("falls", "matched", "stop")
+
+    def __init__(self, stop: str) -> None:
+        self.stop, self.matched, self.falls = stop, 0, [0, 0]
+        for char in stop[1:]:
+            fall = self.falls[-1]
+            while fall and stop[fall] != char:
+                fall = self.falls[fall]
+            self.falls.append(fall + (stop[fall] == char))
+
+    def push(self, char: str) -> bool:
+        """Whether the stop string ends with this character; not to be asked again once it has."""
+        while self.matched and self.stop[self.matched] != char:
+            self.matched = self.falls[self.matched]
+        self.matched += self.stop[self.matched] == char
+        return self.matched == len(self.stop)
+
+
+class Tail:
+    """Holds back the end of a text while it may turn out to begin a stop string.
+
+    The string that is complete first stops the text, before it.  Of those complete at the same character, the longest.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self.stops = [StopString(stop) for stop in stops]
+        self.held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """More text; returns what is certain to come before any stop string."""
+        self.held += text
+        for end, char in enumerate(text, len(self.held) - len(text) + 1):
+            # every one takes the character, found or not
+            ended = [len(stop.stop) for stop in self.stops if stop.push(char)]
+            if ended:
+                self.found = True
+                self.held = self.held[: end - max(ended)]
+                return self.flush()
+        return self.release(max((stop.matched for stop in self.stops), default=0))
+
+    def release(self, keep: int) -> str:
+        certain = len(self.held) - keep
+        shown, self.held = self.held[:certain], self.held[certain:]
+        return shown
+
+    def flush(self) -> str:
+        return self.release(0)
+
+
+class Transcript:
+    """One answer as it is written: token events in, pieces out."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], request: Generate) -> None:
+        self.tokenizer, self.request = tokenizer, request
+        self.stream, self.tail = tokenizer.stream(), Tail(stops)
+        self.tokens = self.length = self.shown = 0  # tokens drawn; characters written, and of these shown
+        self.waiting: deque[Drawn] = deque()  # tokens of which no character was shown yet
+
+    @property
+    def stopped(self) -> bool:
+        return self.tail.found
+
+    @property
+    def usage(self) -> Usage:
+        """So far; a request that a stop string ends is not told how much of its prompt was cached."""
+        return Usage(len(self.request.tokens), self.tokens)
+
+    def push(self, event: Token) -> Piece:
+        """What `event` lets be shown, which may be nothing."""
+        text = self.stream.push(event.id)
+        if self.request.logprobs >= 0:
+            self.waiting.append(Drawn(self.scored(event.id, event.logprob), self.length, self.top(event)))
+        self.tokens += 1
+        return self.show(text)
+
+    def show(self, text: str) -> Piece:
+        self.length += len(text)
+        shown = self.tail.push(text)
+        self.shown += len(shown)
+        return Piece(shown, self.released())
+
+    def released(self) -> tuple[Drawn, ...]:
+        """The tokens that begin before the end of what is shown; half a character waits for its other half."""
+        drawn = []
+        while self.waiting and self.waiting[0].offset < self.shown:
+            drawn.append(self.waiting.popleft())
+        return tuple(drawn)
+
+    def close(self, done: Done) -> Piece:
+        """What was held back, now that nothing follows."""
+        piece = self.show(self.stream.flush())
+        usage = Usage(done.prompt_tokens, done.completion_tokens, done.cached_tokens)
+        if self.stopped:
+            return Piece(piece.text, piece.drawn, "stop", usage)
+        finish: Literal["stop", "length"] = "length" if done.reason == "length" else "stop"
+        return Piece(piece.text + self.tail.flush(), piece.drawn + tuple(self.waiting), finish, usage)
+
+    def top(self, event: Token) -> tuple[Scored, ...]:
+        return tuple(self.scored(id, logprob) for id, logprob in event.top)
+
+    def scored(self, id: int, logprob: float) -> Scored:
+        return Scored(self.tokenizer.piece_bytes(id), logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB)
+
+
+Submit = Callable[[Sequence[Request]], Sequence[EventSource]]
+T = TypeVar("T")
+
+
+async def continued(
+    tokenizer: Tokenizer, stops: Sequence[str], requests: Sequence[Generate], submit: Submit
+) -> AsyncGenerator[tuple[int, Piece], None]:
+    """The answers to `requests` as they are written: which one, and its next piece.
+
+    Submits when first asked for a piece.  One failing ends all with its error; so does closing the generator.
+    """
+    sources = submit(requests)
+    try:
+        written = [Transcript(tokenizer, stops, request) for request in requests]
+        answers = [pieces(transcript, source) for transcript, source in zip(written, sources, strict=True)]
+        async with aclosing(merged(answers)) as every:
+            async for index, piece in every:
+                yield index, piece
+    finally:
+        for source in sources:
+            source.close()
+
+
+async def pieces(transcript: Transcript, source: EventSource) -> AsyncGenerator[Piece, None]:
+    async for event in source:
+        match event:
+            case Token():
+                piece = transcript.push(event)
+                if transcript.stopped:
+                    source.close(answered=True)
+                    yield replace(piece, finish="stop", usage=transcript.usage)
+                    return
+                if piece.text or piece.drawn:
+                    yield piece
+            case Done():
+                yield transcript.close(event)
+            case Failed():
+                raise event.error
+
+
+async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """The items of all `sources` as they come, each with the index of its source."""
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, T] | asyncio.Task[None]] = asyncio.Queue()
+
+    async def pump(index: int, source: AsyncGenerator[T, None]) -> None:
+        async for item in source:
+            queue.put_nowait((index, item))
+
+    tasks = [asyncio.create_task(pump(index, source)) for index, source in enumerate(sources)]
+    for task in tasks:
+        task.add_done_callback(queue.put_nowait)
+    try:
+        left = len(tasks)
+        while left:
+            got = await queue.get()
+            if isinstance(got, tuple):
+                yield got
+            else:
+                got.result()  # raises what the source raised
+                left -= 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def whole(count: int, items: AsyncGenerator[tuple[int, Piece], None]) -> list[Piece]:
+    """`count` answers, each in one piece."""
+    parts: list[list[Piece]] = [[] for _ in range(count)]
+    async with aclosing(items):
+        async for index, piece in items:
+            parts[index].append(piece)
+    return [joined(part) for part in parts]
+
+
+def joined(parts: Sequence[Piece]) -> Piece:
+    drawn = tuple(token for part in parts for token in part.drawn)
+    return replace(parts[-1], text="".join(part.text for part in parts), drawn=drawn)
+
+
+async def scored(requests: Sequence[Encode], submit: Submit) -> list[Scores]:
+    """What the head says of every request, in their order.  One failing ends all with its error."""
+    sources = submit(requests)
+    try:
+        return [await scores(source) for source in sources]
+    finally:
+        for source in sources:
+            source.close()
+
+
+async def scores(source: EventSource) -> Scores:
+    values: list[float] = []
+    usage = Usage()
+    async for event in source:
+        match event:
+            case Encoded():
+                values = event.values
+            case Done():
+                usage = Usage(event.prompt_tokens)
+            case Failed():
+                raise event.error
+    if not math.isfinite(sum(values)):
+        raise StepFailed("the network answered with numbers that are not finite")
+    return Scores(values, usage)

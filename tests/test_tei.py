@@ -1,0 +1,349 @@
+"""The dialect of text-embeddings-inference against models that answer as scripted."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+from scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, until
+
+from service.api.tei import (
+    DIALECT,
+    EmbedRequest,
+    PredictRequest,
+    RerankRequest,
+    TokenizeRequest,
+    predictions,
+    read_embed,
+    read_predict,
+    read_rerank,
+    write_error,
+    write_rerank,
+)
+from service.errors import (
+    BadRequest,
+    EmptyInput,
+    Expired,
+    NotFound,
+    Overloaded,
+    PolyheadError,
+    StepFailed,
+    TooLong,
+    Unavailable,
+)
+from service.model import Model
+from service.request import Encode, Failed
+from service.transcript import Scores, Usage
+
+PREDICT = {"inputs": "a good film"}
+EMBED = {"inputs": "a good film"}
+RERANK = {"query": "a film", "texts": ["a good film", "the quick brown fox", "bad"]}
+WIRES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "/predict": (PredictRequest, PREDICT),
+    "/embed": (EmbedRequest, EMBED),
+    "/rerank": (RerankRequest, RERANK),
+    "/tokenize": (TokenizeRequest, {"inputs": "a good film"}),
+}
+
+
+@pytest.fixture(scope="module")
+def models(tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path, tiny_generator: Path) -> list[Model]:
+    return [
+        model(tiny_classifier, "judge", "classify", labels=("bad", "so-so", "good")),
+        model(tiny_embedder, "org/vectors:v1", "embed"),
+        model(tiny_ranker, "ranker", "rank", labels=("LABEL_0",)),
+        model(tiny_generator, "talker", "generate"),
+    ]
+
+
+@pytest.fixture
+def registry(models: list[Model]) -> Registry:
+    return Registry(models, echo)
+
+
+@pytest.fixture
+def app(registry: Registry) -> FastAPI:
+    return application(registry)
+
+
+def asked(registry: Registry) -> list[Encode]:
+    return [request for request in registry.requests if isinstance(request, Encode)]
+
+
+# What is read
+
+
+@pytest.mark.parametrize(
+    ("given", "inputs"),
+    [
+        ("a", ("a",)),
+        (["a"], ("a",)),
+        (["a", "b"], (("a", "b"),)),
+        ([["a"], ["b", "c"], ["d"]], ("a", ("b", "c"), "d")),
+        ([], ()),
+    ],
+)
+def test_texts_and_pairs(given: Any, inputs: Any) -> None:
+    asked = read_predict(PredictRequest.read({"inputs": given, "raw_scores": True}))
+    assert (asked.inputs, asked.raw, asked.truncate) == (inputs, True, "")
+
+
+@pytest.mark.parametrize("given", [["a", "b", "c"], [["a", "b", "c"]], [[]], ["a", ["b"]], [1], 1, None, {}, [[1]]])
+def test_what_is_neither_text_nor_pair(given: Any) -> None:
+    with pytest.raises(BadRequest, match=r"inputs: (is required|must be a string, a pair of strings, or a list of)"):
+        PredictRequest.read({"inputs": given})
+
+
+def test_embed_reads_texts_and_ids_and_normalises_unless_told() -> None:
+    asked = read_embed(EmbedRequest.read({"inputs": ["a", [1, 2]], "dimensions": 2}))
+    assert (asked.inputs, asked.raw, asked.dimensions) == (("a", (1, 2)), False, 2)
+    assert read_embed(EmbedRequest.read({"inputs": [1, 2]})).inputs == ((1, 2),)
+    assert read_embed(EmbedRequest.read({"inputs": "a", "normalize": False})).raw
+
+
+@pytest.mark.parametrize(
+    ("change", "side"),
+    [
+        ({}, ""),
+        ({"truncation_direction": "left"}, ""),
+        ({"truncate": True}, "right"),
+        ({"truncate": True, "truncation_direction": "Left"}, "left"),
+        ({"truncate": True, "truncation_direction": "right"}, "right"),
+        ({"truncate": None}, ""),
+    ],
+)
+def test_texts_are_cut_only_when_asked(change: Any, side: str) -> None:
+    assert read_rerank(RerankRequest.read(RERANK | change)).truncate == side
+    assert read_predict(PredictRequest.read(PREDICT | change)).truncate == side
+    assert read_embed(EmbedRequest.read(EMBED | change)).truncate == side
+
+
+def test_other_fields_are_refused_by_name() -> None:
+    assert PredictRequest.read(PREDICT | {"parameters": {}}) == PredictRequest.read(PREDICT)
+    for kind, valid, change in [
+        (PredictRequest, PREDICT, {"parameters": {"top_k": 1}}),
+        (EmbedRequest, EMBED, {"prompt_name": "query"}),
+        (TokenizeRequest, EMBED, {"prompt_name": "query"}),
+    ]:
+        with pytest.raises(BadRequest, match=f"{next(iter(change))}: .* is not supported"):
+            kind.read(valid | change)
+    with pytest.raises(BadRequest, match="model: is not a known field"):
+        PredictRequest.read(PREDICT | {"model": "judge"})
+
+
+# What is written
+
+
+def test_predict_one_and_several(app: FastAPI, registry: Registry, models: list[Model]) -> None:
+    one, pair, several = ask(
+        app,
+        ("/models/judge/predict", PREDICT),
+        ("/models/judge/predict", {"inputs": ["a", "film"]}),
+        ("/models/judge/predict", {"inputs": [["a good film"], ["a", "film"]], "raw_scores": True}),
+    )
+    requests = asked(registry)
+    expected = [predictions(models[0].labels, numbers(models[0], request)) for request in requests]
+    assert one.json() == expected[0]
+    assert pair.json() == expected[1]
+    assert several.json() == [expected[2], expected[3]] == [one.json(), pair.json()]
+    assert [request.raw for request in requests] == [False, False, True, True]
+    assert set(requests[1].segments) == {0, 1}
+
+
+def test_predictions_are_sorted_and_name_their_labels() -> None:
+    assert predictions(("bad", "so-so", "good"), [0.25, 0.125, 0.625]) == [
+        {"score": 0.625, "label": "good"},
+        {"score": 0.25, "label": "bad"},
+        {"score": 0.125, "label": "so-so"},
+    ]
+
+
+def test_embed(app: FastAPI, registry: Registry, models: list[Model]) -> None:
+    (response,) = ask(app, ("/embed", {"inputs": ["a good film", "bad", [2, 3]], "dimensions": 2}))
+    assert response.json() == [numbers(models[1], request) for request in asked(registry)]
+    assert [len(vector) for vector in response.json()] == [2, 2, 2]
+
+
+def test_rerank(app: FastAPI, registry: Registry, models: list[Model]) -> None:
+    plain, texts = ask(app, ("/rerank", RERANK), ("/rerank", RERANK | {"return_text": True}))
+    scores = [numbers(models[2], request)[0] for request in asked(registry)[:3]]
+    expected = sorted(range(3), key=lambda index: -scores[index])
+    assert plain.json() == [{"index": index, "score": scores[index]} for index in expected]
+    assert [rank["text"] for rank in texts.json()] == [RERANK["texts"][index] for index in expected]
+    (encoding,) = models[2].tokenizer.encode_batch([("a film", "a good film")])
+    assert asked(registry)[0].tokens == tuple(encoding.ids)
+
+
+def test_equal_scores_keep_their_order() -> None:
+    answers = [Scores([0.5], Usage()), Scores([0.75], Usage()), Scores([0.5], Usage())]
+    assert [rank["index"] for rank in write_rerank(RerankRequest.read(RERANK), answers)] == [1, 0, 2]
+
+
+def test_tokenize_counts_bytes(app: FastAPI, models: list[Model]) -> None:
+    text = "naïve café, good"
+    one, several, bare = ask(
+        app,
+        ("/models/judge/tokenize", {"inputs": text}),
+        ("/models/judge/tokenize", {"inputs": [text, "a"]}),
+        ("/models/judge/tokenize", {"inputs": text, "add_special_tokens": False}),
+    )
+    (tokens,) = one.json()
+    assert [token["id"] for token in tokens] == models[0].tokenizer.encode(text).ids
+    assert tokens[0] == {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None}
+    for token in tokens[1:-1]:
+        assert not token["special"]
+        assert text.encode()[token["start"] : token["stop"]].decode() == token["text"]
+    assert tokens[-2]["stop"] == len(text.encode())
+    assert several.json()[0] == tokens
+    assert len(several.json()) == 2
+    assert bare.json() == [tokens[1:-1]]
+
+
+def test_info(app: FastAPI) -> None:
+    judge, vectors, ranker, talker = (
+        response.json()
+        for response in ask(
+            app,
+            *((f"/models/{name}/info", None) for name in ("judge", "org/vectors:v1", "ranker", "talker")),
+        )
+    )
+    assert judge["model_type"]["classifier"]["id2label"] == {"0": "bad", "1": "so-so", "2": "good"}
+    assert judge["model_type"]["classifier"]["label2id"]["good"] == 2
+    assert (judge["served_model_name"], judge["model_dtype"], judge["max_input_length"]) == ("judge", "float32", 64)
+    assert "embedding" in vectors["model_type"]
+    assert "reranker" in ranker["model_type"]
+    assert talker["served_model_name"] == "talker"
+
+
+# Addresses
+
+
+def test_names_with_slashes_and_colons(app: FastAPI, models: list[Model]) -> None:
+    for path in ("/models/org/vectors:v1/embed", "/models/org%2Fvectors%3Av1/embed"):
+        (response,) = ask(app, (path, EMBED))
+        assert response.status_code == 200, path
+    (response,) = ask(app, ("/models/nobody/embed", EMBED))
+    assert (response.status_code, response.json()["error_type"]) == (404, "Validation")
+    assert "nobody" in response.json()["error"]
+
+
+def test_the_root_is_for_the_only_model_that_fits(models: list[Model], app: FastAPI) -> None:
+    embedded, predicted, informed, tokenized = ask(
+        app, ("/embed", EMBED), ("/predict", PREDICT), ("/info", None), ("/tokenize", EMBED)
+    )
+    assert embedded.status_code == 200
+    for response in (predicted, informed, tokenized):  # a classifier and a ranker; three encoders
+        assert response.status_code == 400
+        assert "/models/judge/..." in response.json()["error"]
+    for alone in (models[0], models[3]):
+        single = application(Registry([alone], echo))
+        for response in ask(single, ("/info", None), ("/tokenize", EMBED)):
+            assert response.status_code == 200
+    both = application(Registry([models[3], models[0]], echo))
+    informed, tokenized = ask(both, ("/info", None), ("/tokenize", {"inputs": "a"}))
+    assert informed.json()["served_model_name"] == "judge"
+    assert tokenized.json()[0][0]["text"] == "[CLS]"
+
+
+def test_paths_of_the_dialect() -> None:
+    for path in ("/predict", "/embed", "/models", "/models/a/b/predict", "/info"):
+        assert DIALECT.matches(path)
+    for path in ("/", "/embedding", "/v1/models", "/modelsx"):
+        assert not DIALECT.matches(path)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (BadRequest("no"), 400, "Validation"),
+        (TooLong("no"), 400, "Validation"),
+        (EmptyInput("no"), 400, "Empty"),
+        (NotFound("no"), 404, "Validation"),
+        (Overloaded("no"), 429, "Overloaded"),
+        (StepFailed("no"), 424, "Backend"),
+        (Unavailable("no"), 503, "Unhealthy"),
+        (Expired("no"), 504, "Backend"),
+    ],
+)
+def test_errors_in_the_shape_of_the_dialect(error: PolyheadError, status: int, kind: str) -> None:
+    assert write_error(error) == {"error": "no", "error_type": kind}
+    assert DIALECT.status(error) == status
+
+
+@pytest.mark.parametrize(
+    ("path", "wire", "said"),
+    [
+        ("/models/judge/predict", {"inputs": "a " * 99}, "inputs: the input has 101 tokens, the model takes 64"),
+        ("/models/judge/predict", {"inputs": [["a"], ["a " * 99]]}, "inputs[1]: the input has 101 tokens"),
+        ("/models/judge/predict", {"inputs": ""}, "inputs: is empty"),
+        ("/models/judge/predict", {"inputs": []}, "inputs: must not be empty"),
+        ("/models/judge/predict", {"inputs": [["a"]] * 9}, "inputs: at most 8 a call, got 9"),
+        ("/models/judge/predict", {"inputs": "a", "foo": 1}, "foo: is not a known field"),
+        ("/models/judge/predict", b'{"inputs": "\\udc00"}', "not valid JSON"),
+        ("/models/judge/embed", EMBED, "judge cannot do that"),
+        ("/embed", {"inputs": [10**6]}, "outside the vocabulary"),
+        ("/embed", {"inputs": "a", "dimensions": 5}, "dimensions: org/vectors:v1 has 4, got 5"),
+        ("/rerank", {"query": "a", "texts": []}, "texts: must not be empty"),
+        ("/rerank", {"query": "", "texts": ["a"]}, "query: must have at least 1 character"),
+        ("/rerank", {"query": "a", "texts": "b"}, "texts: must be a list"),
+        ("/models/judge/tokenize", {"inputs": ["a", ""]}, "inputs[1]: is empty"),
+        ("/models/judge/tokenize", {"inputs": []}, "inputs: must not be empty"),
+    ],
+)
+def test_bad_requests(registry: Registry, path: str, wire: Any, said: str) -> None:
+    (response,) = ask(application(registry, max_batch_texts=8), (path, wire))
+    assert response.status_code == 400
+    assert said in response.json()["error"]
+    assert response.json().keys() == {"error", "error_type"}
+    assert not registry.requests
+
+
+def test_too_long_is_cut_when_asked(app: FastAPI, registry: Registry) -> None:
+    (response,) = ask(app, ("/models/judge/predict", {"inputs": "a " * 99, "truncate": True}))
+    assert response.status_code == 200
+    assert len(asked(registry)[0].tokens) == 64
+
+
+NUMBERS = (-(1 << 63), -1, 0, 1, 1 << 31, 1 << 63, 1e308, 0.5, "1", None, True, [], {})
+
+
+def fields() -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, (kind, valid) in WIRES.items():
+        where = path if path in ("/embed", "/rerank") else f"/models/judge{path}"
+        for name in (*kind.model_fields, *kind.unsupported):
+            for value in NUMBERS:
+                yield where, valid | {name: value}
+
+
+def test_no_value_of_any_field_is_the_servers_fault(app: FastAPI) -> None:
+    calls = list(fields())
+    for call, response in zip(calls, ask(app, *calls), strict=True):
+        assert response.status_code == 200 or 400 <= response.status_code < 500, call
+        if response.status_code != 200:
+            assert response.json()["error"], call
+
+
+def test_a_failed_step_fails_the_call(models: list[Model]) -> None:
+    registry = Registry(models, lambda model, request: [Failed(StepFailed("broke"))])
+    (response,) = ask(application(registry), ("/embed", EMBED))
+    assert (response.status_code, response.json()) == (424, {"error": "broke", "error_type": "Backend"})
+
+
+def test_a_client_that_goes_aborts_all_its_texts(models: list[Model]) -> None:
+    registry = Registry(models, lambda model, request: [WAIT])
+
+    async def leave() -> None:
+        connection = Connection("/embed", json.dumps({"inputs": ["a", "good", "film"]}).encode())
+        serving = asyncio.create_task(connection.run(application(registry)))
+        await until(lambda: len(registry.sources) == 3)
+        connection.drop()
+        await asyncio.wait_for(serving, 5)
+        assert [source.aborted for source in registry.sources] == [True] * 3
+
+    asyncio.run(leave())
