@@ -15,8 +15,8 @@ from models.config import ModelConfig
 from models.positions import Rotary, rotate
 from models.ragged import Ragged
 
-GROUP_COST = 4096  # a further group's fixed cost, in scores; measured on two cores
-EDGE_COST = 16  # reading one more padded row or key, in scores
+GROUP_COST = 1024  # a further group's fixed cost, in scores; measured on two cores
+EDGE_COST = 2  # reading one more padded row or key, in scores
 
 
 def grouping(lengths: Sequence[int], seen: Sequence[int]) -> list[list[int]]:
@@ -66,6 +66,7 @@ class Frame:
     order: Tensor | None  # [T] where each packed row stands in the groups' concatenated output; None: in order
     turns: tuple[Tensor, Tensor] | None  # rotation of full layers
     window_turns: tuple[Tensor, Tensor] | None
+    last_layer: int
 
     @classmethod
     def of(cls, batch: Ragged, config: ModelConfig, rotaries: Sequence[Rotary], dtype: torch.dtype) -> "Frame":
@@ -74,7 +75,14 @@ class Frame:
         lengths, seen = batch.lengths, batch.seen
         members = grouping(lengths, seen)
         groups = [_group(batch, config, group, dtype) for group in members]
-        return cls(batch, groups, _order(batch, members), turns[0] if turns else None, turns[-1] if turns else None)
+        full, windowed = (turns[0], turns[-1]) if turns else (None, None)
+        return cls(batch, groups, _order(batch, members), full, windowed, config.depth - 1)
+
+    def narrow(self, x: Tensor, layer: int) -> Tensor:
+        """[T, W] to the wanted rows [M, W] where no later layer needs the others: after the last attention."""
+        if self.batch.wanted is None or layer < self.last_layer:
+            return x
+        return x.index_select(0, self.batch.wanted)
 
     def attend(self, config: ModelConfig, layer: int, heads: tuple[Tensor, Tensor, Tensor]) -> Tensor:
         """[T, H, D] queries over [T, KV, D] keys and values (and the cached ones): mixed values [T, H * D]."""

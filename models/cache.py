@@ -33,6 +33,11 @@ class PagedCache:
         for storage in (*self.keys, *self.values):
             storage.view(self.count, -1)[list(blocks)] = 0
 
+    def finite(self, slots: Tensor) -> Tensor:
+        """[T] whether what stands at `slots` is finite: what was not in an earlier layer is not in the last one."""
+        sums = self.keys[-1][slots].sum(dim=(1, 2)) + self.values[-1][slots].sum(dim=(1, 2))
+        return sums.isfinite()
+
     def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of [N, B] blocks as [N, B * size, KV, D], good until the next read.
 

@@ -1,4 +1,8 @@
-"""What is made of a transformer's states: next-token logits, label scores, one vector a text."""
+"""What is made of a transformer's states: next-token logits, label scores, one vector a text.
+
+A head says which rows it wants: what a network need not compute for the others, it leaves out (`Ragged.wanted`).
+Given those rows alone, with where each sequence starts among them, it answers the same.
+"""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -45,6 +49,10 @@ class SequenceHead(nn.Module):
         self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
         self.closing = closing
 
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """The rows that are read, and where each sequence starts among them: its first, alone."""
+        return starts[:-1], list(range(len(starts)))
+
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
         """[T, W] states of N sequences (`starts` [N + 1]) to [N, labels] scores."""
         first = states[torch.tensor(starts[:-1], device=states.device)]
@@ -62,6 +70,14 @@ class Pooler(nn.Module):
     def __init__(self, pooling: Pooling, normalise: bool) -> None:
         super().__init__()
         self.pooling, self.normalise = pooling, normalise
+
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """The rows that are read, and where each sequence starts among them."""
+        if self.pooling == "cls":
+            return starts[:-1], list(range(len(starts)))
+        if self.pooling == "last":
+            return [end - 1 for end in starts[1:]], list(range(len(starts)))
+        return list(range(starts[-1])), starts
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
         """[T, W] states of N sequences (`starts` [N + 1]) to [N, W]."""

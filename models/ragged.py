@@ -18,7 +18,8 @@ class Ragged:
     """T tokens of N sequences: sequence n owns rows [starts[n], starts[n + 1]).
 
     `tokens[i]` stands at `positions[i]` of its sequence.  With a `cache`, the rows are only the newest tokens of
-    their sequences, and the older ones are read from it.
+    their sequences, and the older ones are read from it.  `wanted` are the rows whose states are asked for; None
+    asks for all.
     """
 
     tokens: Tensor  # [T]
@@ -26,6 +27,7 @@ class Ragged:
     starts: tuple[int, ...]  # [N + 1]
     segments: Tensor | None = None  # [T]
     cache: CacheView | None = None
+    wanted: Tensor | None = None  # [M]
 
     @classmethod
     def of(

@@ -1,8 +1,8 @@
 """The reference executor: the network in torch, on any device, over a paged cache of its own.
 
 It doesn't know requests.  A key that is not a number would spread to whoever is given its block next, hidden slots
-included (0 * NaN is NaN), so blocks written by a row whose state is not finite are remembered, and cleared when
-somebody starts them anew.
+included (0 * NaN is NaN), so blocks with such a key or value are remembered, and cleared when somebody starts them
+anew.
 """
 
 from itertools import pairwise
@@ -47,11 +47,10 @@ class TorchExecutor:
     def step(self, rows: Rows) -> Tensor:
         slots = self._slots(rows) if self.cache is not None else []
         self._cleanse(slots)
-        states = self.network(self._batch(rows, slots))  # [T, W]
-        if slots:
-            self._suspect(states, slots)
-        if len(rows.wanted) < len(rows.tokens):
-            states = states.index_select(0, self._tensor(rows.wanted))
+        batch = self._batch(rows, slots)
+        states = self.network(batch)  # [M, W]
+        if batch.cache is not None:
+            self._suspect(batch.cache, slots)
         out = states if self.head is None else self.head(states)
         return cast(Tensor, out.float())
 
@@ -69,6 +68,7 @@ class TorchExecutor:
             starts=tuple(rows.starts),
             segments=None if rows.segments is None else self._tensor(rows.segments),
             cache=cache,
+            wanted=self._tensor(rows.wanted) if len(rows.wanted) < len(rows.tokens) else None,
         )
 
     def _tensor(self, values: list[int]) -> Tensor:
@@ -86,10 +86,9 @@ class TorchExecutor:
     def _seen(self, rows: Rows) -> list[int]:
         return [rows.positions[end - 1] + 1 for end in rows.starts[1:]]
 
-    def _suspect(self, states: Tensor, slots: list[int]) -> None:
-        if not bool(states.sum().isfinite()):  # one number to look at, step after step
-            finite = states.isfinite().all(dim=-1).tolist()
-            self._poisoned |= {slot // self.block_size for slot, good in zip(slots, finite, strict=True) if not good}
+    def _suspect(self, view: CacheView, slots: list[int]) -> None:
+        finite = view.cache.finite(view.slots).tolist()
+        self._poisoned |= {slot // self.block_size for slot, good in zip(slots, finite, strict=True) if not good}
 
     def _cleanse(self, slots: list[int]) -> None:
         if self._poisoned and self.cache is not None:

@@ -49,12 +49,13 @@ class PreBlock(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
+        self.layer = layer
         self.attention, self.attention_norm = Attention(config, layer), build_norm(config)
         self.mlp, self.mlp_norm = MLP(config), build_norm(config)
 
     def forward(self, x: Tensor, frame: Frame) -> Tensor:
-        """[T, W] to [T, W]."""
-        x = x + self.attention(self.attention_norm(x), frame)
+        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        x = frame.narrow(x + self.attention(self.attention_norm(x), frame), self.layer)
         return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
 
 
@@ -62,8 +63,8 @@ class PostBlock(PreBlock):
     """Norm after each residual sum, as in the first Transformer (Vaswani et al. 2017) and BERT."""
 
     def forward(self, x: Tensor, frame: Frame) -> Tensor:
-        """[T, W] to [T, W]."""
-        x = self.attention_norm(x + self.attention(x, frame))
+        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        x = self.attention_norm(frame.narrow(x + self.attention(x, frame), self.layer))
         return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
 
 
@@ -75,8 +76,8 @@ class SandwichBlock(PreBlock):
         self.attention_post_norm, self.mlp_post_norm = build_norm(config), build_norm(config)
 
     def forward(self, x: Tensor, frame: Frame) -> Tensor:
-        """[T, W] to [T, W]."""
-        x = x + self.attention_post_norm(self.attention(self.attention_norm(x), frame))
+        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        x = frame.narrow(x + self.attention_post_norm(self.attention(self.attention_norm(x), frame)), self.layer)
         return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
 
 
@@ -84,7 +85,7 @@ BLOCKS: dict[str, type[PreBlock]] = {"pre": PreBlock, "post": PostBlock, "sandwi
 
 
 class Transformer(nn.Module):
-    """Token ids in, states out.  `forward(batch)`: T packed rows to [T, W]."""
+    """Token ids in, states out.  `forward(batch)`: T packed rows to [T, W], or [M, W] of those wanted."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()

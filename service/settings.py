@@ -26,7 +26,7 @@ LIBRARY_DEFAULTS = {
     "TOKENIZERS_PARALLELISM": "false",
     # OpenMP threads wait for each other spinning, by default for milliseconds.  Where a core is shared (with the event
     # loop, or a neighbour) whoever is waited for doesn't get it, and steps take ten times as long.
-    "GOMP_SPINCOUNT": "1000",
+    "GOMP_SPINCOUNT": "10000",
 }
 
 

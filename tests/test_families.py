@@ -1,6 +1,7 @@
 """Every family equals the reference implementation on tiny random checkpoints: whole, packed, and over the cache."""
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import transformers as tf
 
 from models.architectures import FAMILIES, rename
 from models.executor import Rows
-from models.heads import LanguageHead
+from models.heads import LanguageHead, Pooler, Pooling, SequenceHead
 from models.ragged import Ragged
 from models.torch_executor import TorchExecutor
 from models.transformer import Transformer
@@ -54,6 +55,9 @@ CASES: dict[str, tuple[Any, Any]] = {
     "gemma3-pattern": (tf.Gemma3TextConfig(**dict(GEMMA, num_hidden_layers=7)), tf.Gemma3ForCausalLM),
 }
 CAUSAL = [name for name, (_, kind) in CASES.items() if "CausalLM" in kind.__name__ or "LMHead" in kind.__name__]
+
+
+CONFIG = FAMILIES["bert"].config(CASES["bert"][0].to_dict())
 
 
 def build(name: str) -> tuple[Any, Transformer, LanguageHead | None]:
@@ -144,8 +148,6 @@ SEQUENCE_HEADS = {
 @pytest.mark.parametrize("name", SEQUENCE_HEADS)
 @torch.no_grad()
 def test_sequence_heads(name: str) -> None:
-    from models.heads import SequenceHead
-
     config, kind = SEQUENCE_HEADS[name]
     theirs = kind(config).eval()
     for parameter in theirs.parameters():
@@ -186,6 +188,26 @@ def test_a_block_that_held_nan_is_clean_for_its_next_holder() -> None:
     with torch.no_grad():
         ours.tokens.weight[7] = kept
     assert torch.equal(executor.step(Rows([5, 6], [0, 1], [0, 2], [[2]], [1])), fresh)
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_wanted_rows_alone_have_the_same_states(name: str) -> None:
+    _, ours, _ = build(name)
+    batch = Ragged.of(SEQUENCES)
+    for wanted in ([0, 9, 12, 17], [8], list(range(len(batch.tokens)))):
+        narrowed = ours(replace(batch, wanted=torch.tensor(wanted)))
+        assert torch.allclose(narrowed, ours(batch)[wanted], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "head", [SequenceHead(CONFIG, 3, "tanh", "softmax"), *(Pooler(kind, True) for kind in get_args(Pooling))]
+)
+@torch.no_grad()
+def test_a_head_answers_the_same_from_the_rows_it_wants(head: SequenceHead | Pooler) -> None:
+    states, starts = torch.randn(10, CONFIG.width), [0, 4, 5, 10]
+    rows, narrowed = head.wanted(starts)
+    assert torch.equal(head(states[rows], narrowed), head(states, starts))
 
 
 def test_nobody_wanted() -> None:

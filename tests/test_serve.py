@@ -134,3 +134,9 @@ def test_a_taken_port_is_said_at_once() -> None:
         taken.listen()
         with pytest.raises(SettingsError, match="Address already in use; see --host and --port"):
             bound("127.0.0.1", taken.getsockname()[1])
+
+
+def test_small_answers_are_not_held_back() -> None:
+    """asyncio switches Nagle's algorithm off only where the socket names its protocol."""
+    with bound("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP

@@ -21,8 +21,11 @@ from service.request import Done, Encode, Encoded, Failed, Request, Task
 class Head(Protocol):
     """What is made of the states: see models.heads."""
 
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """The rows it reads of N texts, `starts` [N + 1], and where each text starts among those rows."""
+
     def __call__(self, states: Tensor, starts: list[int]) -> Tensor:
-        """[T, W] states of N texts, `starts` [N + 1], to [N, C]."""
+        """[M, W] states of those rows to [N, C]."""
 
     def close(self, raw: Tensor) -> Tensor:
         """[N, C] to probabilities, or to unit length."""
@@ -59,11 +62,13 @@ class Encoder:
     def step(self) -> Step:
         self._batch = batch = self._take()
         rows = lay_out([request for _, request in batch])
+        wanted, starts = self._head.wanted(rows.starts)
+        rows.wanted.extend(wanted)
         began = perf_counter()
         with torch.inference_mode():
-            states = self._executor.step(rows)  # [T, W]
+            states = self._executor.step(rows)  # [M, W]
             computed = perf_counter()
-            values = self._read(states, rows.starts)
+            values = self._read(states, starts)
         ended = perf_counter()
         report = StepReport(
             model=self.model,
@@ -138,7 +143,7 @@ class Encoder:
 
 
 def lay_out(requests: list[Encode]) -> Rows:
-    """The texts end to end, the states of all their tokens wanted."""
+    """The texts end to end; which states are wanted is the head's to say."""
     tokens: list[int] = []
     positions: list[int] = []
     starts = [0]
@@ -149,4 +154,4 @@ def lay_out(requests: list[Encode]) -> Rows:
     segments = None
     if any(request.segments for request in requests):
         segments = [segment for request in requests for segment in request.segments or (0,) * len(request.tokens)]
-    return Rows(tokens, positions, starts, [[]] * len(requests), list(range(len(tokens))), segments)
+    return Rows(tokens, positions, starts, [[]] * len(requests), [], segments)
