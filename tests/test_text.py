@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scripted import WAIT, Source, model, spoken
 
@@ -251,6 +251,7 @@ def test_one_stop_string_is_found_where_it_first_ends() -> None:
 
 
 @settings(max_examples=150, deadline=None)
+@example(text="é", stops=["é"], logprobs=0)
 @given(
     text=st.text(st.sampled_from("ab é🙂日\n"), max_size=20),
     stops=st.lists(st.text(st.sampled_from("ab é🙂日"), min_size=1, max_size=3), max_size=3),

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from models.architectures import FAMILIES
+from models.architectures.family import rope
 from models.architectures.gguf import DIALECTS, Dialect, rename
 from models.chat import ChatTemplate
 from models.checkpoint.answers import language, pooled
@@ -124,10 +125,10 @@ def stretched(entry: Entry, hf: Json, fields: Json) -> Json:
 def expected(hf: Json, guess: Json) -> Tensor:
     """By what the guessed scaling divides each frequency."""
     parameters = hf["rope_parameters"] | guess
-    config = FAMILIES["llama"].config(hf | {"rope_parameters": parameters})
-    assert config.rope_scaling is not None
-    plain = Rotary(config.head_width, config.rope_base).frequency
-    return plain / stretch(plain, config.rope_scaling)
+    base, scaling = rope({"rope_parameters": parameters})
+    assert scaling is not None
+    plain = Rotary(hf["head_dim"], base).frequency
+    return plain / stretch(plain, scaling)
 
 
 def head_of(path: Path, config: ModelConfig, fields: Json, entries: Mapping[str, Entry]) -> Head:

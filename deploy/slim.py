@@ -1,0 +1,64 @@
+"""Takes out of an installed environment what serving never reads, and compiles what it does.
+
+Run once, by the environment's own Python, while the image is built.  It does not know what the server does: it imports
+the packages and looks at what that loaded.  The one idea: bytecode doubles the size of everything Python, so the big
+packages of which a server touches a corner get bytecode for that corner alone, and all else is compiled whole.
+"""
+
+import compileall
+import importlib
+import pkgutil
+import re
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from py_compile import PycInvalidationMode
+
+PACKAGES = ("models", "service", "training")
+SITE = Path(sysconfig.get_path("purelib"))
+UNUSED = (
+    "torch/include",
+    "torch/share",
+    "torch/test",
+    "torch/bin/[!t]*",
+    "torch/bin/test*",
+    "torch/lib/*test*",
+    "torch/lib/*.a",
+    "*/tests",
+    "*/*/tests",
+    "*/*/*/tests",
+)
+BULKY = re.compile(r"/(torch|torchgen|functorch|sympy|mpmath|networkx|numpy|pip|setuptools)/")
+
+
+def remove() -> None:
+    for pattern in UNUSED:
+        for path in SITE.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for cache in SITE.rglob("__pycache__"):
+        shutil.rmtree(cache)
+
+
+def load() -> None:
+    """Import every module of the product; what they import in turn is the corner that gets compiled."""
+    for package in PACKAGES:
+        for module in pkgutil.walk_packages([str(SITE / package)], prefix=f"{package}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+
+
+def compile_all() -> None:
+    # Copying between image layers may change a file's time, so bytecode must not be checked against it.
+    mode = PycInvalidationMode.UNCHECKED_HASH
+    compileall.compile_dir(SITE, rx=BULKY, quiet=2, workers=0, invalidation_mode=mode)
+    files = (getattr(module, "__file__", None) for module in list(sys.modules.values()))
+    for file in sorted({file for file in files if file and file.endswith(".py") and file.startswith(str(SITE))}):
+        compileall.compile_file(file, quiet=2, invalidation_mode=mode)
+
+
+if __name__ == "__main__":
+    sys.dont_write_bytecode = True
+    remove()
+    load()
+    compile_all()
