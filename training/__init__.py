@@ -1,0 +1,1 @@
+"""What makes a checkpoint: data, objectives, one training loop, recipes."""

@@ -1,0 +1,120 @@
+"""Writes what was learned as a PEFT folder: low-rank matrices and head under the names of the base checkpoint.
+
+It doesn't know how they were learned.  Nothing here states a family's names: the base checkpoint's own names, run
+through the family's renames, say which of theirs became ours, and that table is read backwards.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save as serialized
+from torch import Tensor, nn
+
+from models.architectures import FAMILIES, Family, HeadSpec, rename
+from models.checkpoint.tensors import safetensors
+from training.errors import RecipeError
+from training.lora import LoraLinear, LowRank
+
+WEIGHTS = "adapter_model.safetensors"
+HEADS = ("{prefix}.pooler.dense", "pre_classifier", "classifier.dense", "classifier.out_proj", "classifier")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """All that goes into the folder.  `base` is the folder trained on, `base_name` what others know it by."""
+
+    base: Path
+    base_name: str
+    family: str
+    architecture: str
+    shape: LowRank
+    layers: Mapping[str, LoraLinear]
+    head: nn.Module
+    labels: Sequence[str]
+
+
+def save(adapter: Adapter, folder: Path, dtype: torch.dtype = torch.float16) -> None:
+    """Write adapter_config.json, adapter_model.safetensors and config.json, as PEFT would."""
+    family = FAMILIES[adapter.family]
+    spec = head_spec(family, adapter.architecture)
+    body, head = body_names(adapter.base, family), head_names(family, spec)
+    tensors: dict[str, Tensor] = {}
+    for name, layer in adapter.layers.items():
+        theirs = f"base_model.model.{body[name]}"
+        tensors |= {f"{theirs}.lora_A.weight": layer.a, f"{theirs}.lora_B.weight": layer.b}
+    for name, tensor in adapter.head.state_dict().items():
+        module, _, kind = name.rpartition(".")
+        tensors[f"base_model.model.{head[module]}.{kind}"] = tensor
+    kept = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(tensors.items())}
+    saved = sorted({name.removeprefix(f"{family.prefix}.").split(".")[0] for name in head.values()})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / WEIGHTS).write_bytes(serialized(kept, metadata={"format": "pt"}))
+    write_json(folder / "adapter_config.json", peft_config(adapter, [body[name] for name in adapter.layers], saved))
+    write_json(folder / "config.json", labels_config(adapter))
+
+
+def head_spec(family: Family, architecture: str) -> HeadSpec:
+    spec = family.heads.get(architecture)
+    if spec is None or spec.kind != "classify":
+        known = ", ".join(name for name, spec in family.heads.items() if spec.kind == "classify")
+        raise RecipeError(f"architecture: {architecture!r} is no classifier of the base's family; there are: {known}")
+    return spec
+
+
+def body_names(base: Path, family: Family) -> dict[str, str]:
+    """Our module name -> theirs, with the base model's prefix, for every weight matrix in the base folder."""
+    names = {}
+    for file in sorted(base.glob("*.safetensors")):
+        for theirs, entry in safetensors(file).items():
+            pieces = rename(family, (), theirs, torch.empty(entry.shape, device="meta"))
+            if len(pieces) == 1 and theirs.endswith(".weight"):
+                module = theirs.removeprefix(f"{family.prefix}.").removesuffix(".weight")
+                names[pieces[0][0].removesuffix(".weight")] = f"{family.prefix}.{module}"
+    if not names:
+        raise RecipeError(f"base: {base} holds no safetensors file to take names from; an adapter needs such a folder")
+    return names
+
+
+def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:
+    """Our module name in the head -> theirs."""
+    names = {}
+    for pattern in HEADS:
+        theirs = pattern.format(prefix=family.prefix)
+        for ours, _ in rename(family, spec.renames, f"{theirs}.weight", torch.empty(0, device="meta")):
+            if ours.startswith("head."):
+                names[ours.removeprefix("head.").removesuffix(".weight")] = theirs
+    return names
+
+
+def peft_config(adapter: Adapter, targets: list[str], saved: list[str]) -> dict[str, object]:
+    """The fields of PEFT's LoraConfig that carry something; the others keep their defaults there."""
+    return {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS",
+        "base_model_name_or_path": adapter.base_name,
+        "r": adapter.shape.rank,
+        "lora_alpha": adapter.shape.alpha,
+        "lora_dropout": adapter.shape.dropout,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": targets,
+        "modules_to_save": saved,
+    }
+
+
+def labels_config(adapter: Adapter) -> dict[str, object]:
+    """What the adapter changes in the base's config.json."""
+    return {
+        "architectures": [adapter.architecture],
+        "id2label": {str(index): label for index, label in enumerate(adapter.labels)},
+        "label2id": {label: index for index, label in enumerate(adapter.labels)},
+        "problem_type": "single_label_classification",
+    }
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
