@@ -1,6 +1,6 @@
 """Rated sentences that come with the VADER sentiment lexicon (Hutto and Gilbert, ICWSM 2014; MIT licence).
 
-It doesn't know how they are divided or learned.  Twenty people rated each sentence from -4 to 4; the sign of their
+It doesn't know how they are divided or learned.  Some twenty people rated each sentence from -4 to 4; the sign of their
 mean is the label, and sentences they called neither good nor bad are left out.  The file is in the source
 distribution of the package only, read where it lies: no code of the package runs.
 """
@@ -51,7 +51,7 @@ def read(archive: Path, threshold: float = 0.5) -> list[Example]:
 
 
 def rated(domain: str, lines: list[str], threshold: float) -> Iterator[Example]:
-    """One file's examples.  Amazon ids read review_sentence; elsewhere each line is a document of its own."""
+    """One file's examples.  Amazon ids read review_sentence; elsewhere nothing says which lines are of one document."""
     for line in lines:
         number, mean, text = line.split("\t")
         if abs(float(mean)) < threshold:
