@@ -180,9 +180,12 @@ def _padded_rows(starts: list[int], lengths: list[int], device: torch.device) ->
 
 
 def _padded_blocks(tables: Sequence[Sequence[int]], longest: int, size: int, device: torch.device) -> Tensor:
-    """[N, B] blocks that hold up to `longest` tokens, padded with block 0 (hidden by the mask)."""
+    """[N, B] blocks that hold up to `longest` tokens, padded with the sequence's own first.
+
+    The mask hides it, and yet it is multiplied: another's could hold what is no number.
+    """
     count = -(-longest // size)
-    return torch.tensor([[*table[:count], *([0] * (count - len(table)))] for table in tables], device=device)
+    return torch.tensor([[*table[:count], *[table[0]] * (count - len(table))] for table in tables], device=device)
 
 
 def _mask(firsts: list[int], seen: list[int], shape: tuple[int, int], causal: bool, window: int) -> Tensor:

@@ -55,9 +55,9 @@ class SequenceHead(nn.Module):
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
         """[T, W] states of N sequences (`starts` [N + 1]) to [N, labels] scores."""
-        first = states[torch.tensor(starts[:-1], device=states.device)]
+        first = states[torch.tensor(starts[:-1], device=states.device)].to(self.dense.weight.dtype)
         raw: Tensor = self.out(self.activation(self.dense(first)))
-        return raw
+        return raw.float()
 
     def close(self, raw: Tensor) -> Tensor:
         """[N, labels] scores to probabilities."""

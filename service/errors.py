@@ -11,6 +11,7 @@ PolyheadError
 ├── Overloaded          429  over the admission bound; `retry_after` seconds
 ├── StepFailed          500  the step that carried this request failed
 ├── Unavailable         503  loading, draining or broken; `retry_after` seconds
+├── Stopped             503  the engine ended before this request did
 └── Expired             504  the deadline passed
 """
 
@@ -64,6 +65,10 @@ class StepFailed(PolyheadError):
 
 class Unavailable(PolyheadError):
     status, code = 503, "unavailable"
+
+
+class Stopped(PolyheadError):
+    status, code = 503, "stopped"
 
 
 class Expired(PolyheadError):

@@ -4,6 +4,7 @@ Knows no HTTP.  The one idea: models load one after the other on the engine thre
 that are ready answer; one that cannot be loaded says why and leaves the others alone.
 """
 
+import asyncio
 import logging
 import math
 import time
@@ -37,8 +38,7 @@ DOES: Mapping[Task, str] = {
     "rank": "rank",
     "embed": "embed",
 }
-REFUSALS = (ModelError, OSError, MemoryError)  # a sentence says it all
-SURPRISES = (RuntimeError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError)  # a traceback helps
+REFUSALS = (ModelError, OSError, MemoryError)  # a sentence says it all; elsewhere a traceback helps
 
 log = logging.getLogger("polyhead.registry")
 
@@ -122,12 +122,14 @@ class Registry:
         """Load every model, in order.  Those that cannot be loaded are broken; nothing is raised for them."""
         self._began = time.monotonic()
         for name, source in self._settings.models.items():
-            try:
-                await self._load(name, source)
-            except (*REFUSALS, *SURPRISES) as error:
-                self._states[name] = State("broken", why=sentence(error))
-                trace = error if isinstance(error, SURPRISES) else None
+            # Whatever a checkpoint makes a library raise breaks that model alone.
+            (outcome,) = await asyncio.gather(self._load(name, source), return_exceptions=True)
+            if isinstance(outcome, Exception):
+                self._states[name] = State("broken", why=sentence(outcome))
+                trace = None if isinstance(outcome, REFUSALS) else outcome
                 log.error("%s is broken: %s", name, self._states[name].why, exc_info=trace)
+            elif outcome is not None:
+                raise outcome  # cancelled
 
     async def _load(self, name: str, source: str) -> None:
         began = time.perf_counter()

@@ -40,13 +40,15 @@ class Encode:
     """Read `tokens` once and answer with what the checkpoint's head makes of them.
 
     `raw` leaves out the head's closing function (softmax or sigmoid of a classifier, L2 normalisation of an
-    embedding).  `dimensions` keeps the first so many of an embedding, before normalisation; 0 keeps all.
+    embedding).  `unit` scales an embedding to length one even where the checkpoint does not.  `dimensions` keeps the
+    first so many of an embedding, before normalisation; 0 keeps all.
     """
 
     id: str
     tokens: tuple[int, ...]
     segments: tuple[int, ...] = ()  # as long as tokens, or empty: all zero
     raw: bool = False
+    unit: bool = False
     dimensions: int = 0
 
 

@@ -54,6 +54,7 @@ class Reading:
     field: str
     inputs: tuple[Input, ...]
     raw: bool = False
+    unit: bool = False
     dimensions: int = 0
     truncate: Literal["", "left", "right"] = ""  # the end that may be cut off; empty: too long is an error
 
@@ -137,10 +138,10 @@ def prompt_tokens(model: Model, prompt: Prompt, where: str) -> tuple[int, ...]:
             # the template writes the special tokens itself
             ids = model.tokenizer.encode(rendered(model, prompt, where), special=False).ids
         case _:
-            ids = known_tokens(model, prompt, where)
+            ids = list(prompt)
     if not ids:
         raise EmptyInput(f"{where}: is empty, there is nothing to continue", param=where)
-    return tuple(ids)
+    return tuple(known_tokens(model, ids, where))
 
 
 def rendered(model: Model, prompt: Chat, where: str) -> str:
@@ -187,6 +188,7 @@ def read_inputs(model: Model, asked: Reading, call: str) -> list[Encode]:
                 tokens=tuple(encoding.ids[row] for row in rows),
                 segments=segments if any(segments) else (),
                 raw=asked.raw,
+                unit=asked.unit,
                 dimensions=asked.dimensions,
             )
         )

@@ -104,7 +104,7 @@ def test_requests_are_answered_in_order_and_counted_once() -> None:
     assert sum(report.tokens for report in stage.notes.steps if report.model == "talker") == 6 * (3 + 7)
 
 
-def test_one_wake_up_of_the_loop_a_step() -> None:
+def test_one_wake_up_of_the_loop_a_step_and_one_to_rest() -> None:
     async def scene(stage: Stage) -> None:
         posted: list[object] = []
         loop = asyncio.get_running_loop()
@@ -117,7 +117,21 @@ def test_one_wake_up_of_the_loop_a_step() -> None:
         loop.call_soon_threadsafe = counted  # type: ignore[assignment, method-assign]
         for stream in stage.talk(*[generate([index]) for index in range(16)]):
             await events(stream)
-        assert len(posted) == stage.engine.steps
+        await stage.settled()
+        assert len(posted) == stage.engine.steps + len(stage.notes.rests) == stage.engine.steps + 1
+
+
+def test_a_worker_at_rest_is_told_of() -> None:
+    """Gauges of the last step would stay if everything left was aborted after it."""
+
+    async def scene(stage: Stage) -> None:
+        gate = stage.pause()
+        stream = stage.talk(generate([1]))[0]
+        stream.close()
+        gate.set()
+        await stage.settled()
+        await asyncio.sleep(0)
+        assert stage.notes.rests
 
     play(scene)
 

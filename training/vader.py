@@ -2,7 +2,7 @@
 
 It doesn't know how they are divided or learned.  Some twenty people rated each sentence from -4 to 4; the sign of their
 mean is the label, and sentences they called neither good nor bad are left out.  The file is in the source
-distribution of the package only, read where it lies: no code of the package runs.
+distribution of the package only, and is read where it lies: the package is not imported.
 """
 
 import html

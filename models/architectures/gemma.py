@@ -28,11 +28,12 @@ def config(hf: Json) -> ModelConfig:
             raise UnsupportedError(f"{cap} {hf[cap]} is not known here: only checkpoints without it are loaded")
     if hf.get("use_bidirectional_attention"):
         raise UnsupportedError("use_bidirectional_attention is not known here")
+    hf = {"head_dim": 256, "rope_theta": 1_000_000.0, "sliding_window": 4096, **hf}
     depth, every = hf["num_hidden_layers"], hf.get("sliding_window_pattern") or 6
     local_base, _ = rope(hf, "sliding_attention")
     if "rope_parameters" not in hf or "sliding_attention" not in hf["rope_parameters"]:
         local_base = float(hf.get("rope_local_base_freq", 10_000.0))
-    shape = llama.config({"head_dim": 256, **hf, "hidden_act": hf.get("hidden_activation", "gelu_pytorch_tanh")})
+    shape = llama.config({**hf, "hidden_act": hf.get("hidden_activation", "gelu_pytorch_tanh")})
     return replace(
         shape,
         windowed=shape.windowed or tuple(bool((layer + 1) % every) for layer in range(depth)),

@@ -1,5 +1,6 @@
 """Llama, Mistral, Qwen2 and Qwen3: causal, RMS norm before, rotary positions, gated MLP, grouped keys and values."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from models.architectures.family import Family, HeadSpec, Json, activation, rope, windowed_layers
@@ -24,7 +25,7 @@ DROP = r"rotary_emb\.inv_freq$"
 
 
 def config(hf: Json) -> ModelConfig:
-    """Llama and Mistral; the others change a field or two."""
+    """Llama; the others change a field or two."""
     heads = hf["num_attention_heads"]
     base, scaling = rope(hf)
     return ModelConfig(
@@ -52,6 +53,16 @@ def config(hf: Json) -> ModelConfig:
     )
 
 
+def llama_config(hf: Json) -> ModelConfig:
+    """Llama has no windows, whatever its configuration carries along."""
+    return replace(config(hf), window=0, windowed=())
+
+
+def mistral_config(hf: Json) -> ModelConfig:
+    """All layers have the window or none."""
+    return replace(config({"sliding_window": 4096, **hf}), windowed=())
+
+
 def qwen2_config(hf: Json) -> ModelConfig:
     return replace(_qwen_window(hf), qkv_bias=True, output_bias=False)
 
@@ -64,17 +75,16 @@ def _qwen_window(hf: Json) -> ModelConfig:
     """Qwen names a window even where `use_sliding_window` is off; where it is on, the upper layers have it."""
     if not hf.get("use_sliding_window"):
         return replace(config(hf), window=0, windowed=())
-    first = hf.get("max_window_layers", 0)
-    by_depth = tuple(layer >= first for layer in range(hf["num_hidden_layers"]))
+    hf = {"sliding_window": 4096, "max_window_layers": 28, **hf}
+    by_depth = tuple(layer >= hf["max_window_layers"] for layer in range(hf["num_hidden_layers"]))
     return replace(config(hf), windowed=windowed_layers(hf) or by_depth)
 
 
-def _family(name: str, causal_lm: str, config_of: object = config) -> Family:
-    assert callable(config_of)
+def _family(name: str, causal_lm: str, config_of: Callable[[Json], ModelConfig]) -> Family:
     return Family(name, "model", config_of, RENAMES, {causal_lm: HeadSpec("generate", LANGUAGE_HEAD)}, drop=DROP)
 
 
-LLAMA = _family("llama", "LlamaForCausalLM")
-MISTRAL = _family("mistral", "MistralForCausalLM")
+LLAMA = _family("llama", "LlamaForCausalLM", llama_config)
+MISTRAL = _family("mistral", "MistralForCausalLM", mistral_config)
 QWEN2 = _family("qwen2", "Qwen2ForCausalLM", qwen2_config)
 QWEN3 = _family("qwen3", "Qwen3ForCausalLM", qwen3_config)

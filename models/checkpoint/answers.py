@@ -116,12 +116,25 @@ def vector(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
         log.warning("%s: no modules.json says how to pool states; taking their mean", parts.path)
         return pooled("mean", normalise=False), input_limit(parts.path, config)
     modules = modules_of(parts.path)
+    refuse_changed_text(parts.path)
     pooling = pooling_of(parts.path / modules["Pooling"] / "config.json") if "Pooling" in modules else "mean"
     limit = read_json(parts.path / "sentence_bert_config.json", {}).get("max_seq_length")
     longest = input_limit(parts.path, config)
     if isinstance(limit, int) and limit > 0:
         longest = min(limit, config.max_positions)
     return pooled(pooling, normalise="Normalize" in modules), longest
+
+
+def refuse_changed_text(folder: Path) -> None:
+    """Settings by which sentence-transformers changes a text before it is read."""
+    for name, key in (
+        ("config_sentence_transformers.json", "default_prompt_name"),
+        ("sentence_bert_config.json", "do_lower_case"),
+    ):
+        value = read_json(folder / name, {}).get(key)
+        if value:
+            message = f"{key} {value!r} would change every text, which is not done here; unset it and send the text so"
+            raise UnsupportedError(message, file=str(folder / name))
 
 
 def pooled(pooling: Pooling, normalise: bool) -> Head:

@@ -18,7 +18,16 @@ from service.api.dialect import Dialect
 from service.api.gate import Gate
 from service.api.server import Server
 from service.api.stream import JsonResponse
-from service.errors import BadRequest, Expired, MethodNotAllowed, NotFound, PolyheadError, StepFailed, Unauthorized
+from service.errors import (
+    BadRequest,
+    Expired,
+    MethodNotAllowed,
+    NotFound,
+    PolyheadError,
+    StepFailed,
+    Stopped,
+    Unauthorized,
+)
 from service.version import VERSION
 
 # Who owns a path: the first that says so; the first of all where nobody does.
@@ -74,7 +83,7 @@ def install_handlers(app: FastAPI, refuse: Callable[[str, PolyheadError], Respon
 
 def respond(server: Server, path: str, error: PolyheadError) -> Response:
     """`error` as the dialect that owns `path` says it; counted, unless a request to the engine counted it already."""
-    if not isinstance(error, StepFailed | Expired):
+    if not isinstance(error, StepFailed | Stopped | Expired):
         server.metrics.rejected(error.code)
     dialect = owner(path)
     return JsonResponse(dialect.error(error), dialect.status(error), headers_of(error))

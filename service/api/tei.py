@@ -4,6 +4,7 @@ Its wire objects name no model: they go to /models/{name}/..., or to the root wh
 token offsets count bytes of UTF-8.
 """
 
+import asyncio
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -17,7 +18,7 @@ from starlette.responses import Response
 from models.tokenizer import Encoding
 from service.api.dialect import Count, Dialect, TextsOrIds, Wire, body, described, server, several, takes
 from service.api.stream import JsonResponse, answer
-from service.errors import EmptyInput, Expired, Overloaded, PolyheadError, StepFailed, Unavailable
+from service.errors import EmptyInput, Expired, Overloaded, PolyheadError, StepFailed, Stopped, Unavailable
 from service.model import Model
 from service.request import Task
 from service.settings import Settings
@@ -102,6 +103,7 @@ def read_embed(wire: EmbedRequest) -> Reading:
         field="inputs",
         inputs=several(wire.inputs),
         raw=not wire.normalize,
+        unit=wire.normalize,
         dimensions=wire.dimensions,
         truncate=wire.side,
     )
@@ -194,7 +196,7 @@ def error_type(error: PolyheadError) -> str:
             return "Empty"
         case Overloaded():
             return "Overloaded"
-        case Unavailable():
+        case Unavailable() | Stopped():
             return "Unhealthy"
         case StepFailed() | Expired():
             return "Backend"
@@ -270,7 +272,8 @@ async def tokenize(request: Request) -> Response:
     async def work() -> Response:
         model = named(request, described_by_default(request))
         encodings = await server(request).text.tokens(model, "inputs", texts, special=wire.add_special_tokens)
-        return JsonResponse(write_tokenize(texts, encodings))
+        # a long text has as many entries as tokens: not on the event loop
+        return await asyncio.to_thread(lambda: JsonResponse(write_tokenize(texts, encodings)))
 
     return await answer(request, work())
 

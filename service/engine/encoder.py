@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from models.executor import Executor, Rows
 from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket
@@ -117,16 +118,17 @@ class Encoder:
         """What each text of the batch is answered; empty where it would not be finite."""
         scores = self._head(states, starts)  # [N, C]
         whole = scores.isfinite().all(dim=1).tolist()
-        groups: defaultdict[tuple[bool, int], list[int]] = defaultdict(list)
+        groups: defaultdict[tuple[bool, bool, int], list[int]] = defaultdict(list)
         for index, (_, request) in enumerate(self._batch):
             if whole[index]:
-                groups[request.raw, request.dimensions].append(index)
+                groups[request.raw, request.unit, request.dimensions].append(index)
         values: list[list[float]] = [[]] * len(whole)
-        for (raw, dimensions), members in groups.items():
+        for (raw, unit, dimensions), members in groups.items():
             some = scores if len(members) == len(whole) else scores[torch.tensor(members, device=scores.device)]
             some = some[:, :dimensions] if dimensions else some
-            closed = (some if raw else self._head.close(some)).tolist()
-            for index, value in zip(members, closed, strict=True):
+            closed = some if raw else self._head.close(some)
+            closed = normalize(closed, dim=-1) if unit else closed
+            for index, value in zip(members, closed.tolist(), strict=True):
                 values[index] = value
         return values
 

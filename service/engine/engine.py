@@ -21,7 +21,7 @@ import torch
 from service.engine.stream import Link, Stream
 from service.engine.turns import Turns
 from service.engine.worker import Answer, Ended, Observer, Step, Worker
-from service.errors import NotFound, PolyheadError, Unavailable
+from service.errors import NotFound, PolyheadError, Stopped, Unavailable
 from service.request import Failed, Request
 
 __all__ = ["Engine", "Stream"]
@@ -108,7 +108,7 @@ class Engine:
         """Let go of a worker; its requests fail."""
         worker, _ = self._workers.pop(model_name)
         self._send(partial(self._drop, worker))
-        unloaded = Unavailable(f"model {model_name!r} was unloaded", retry_after=1)
+        unloaded = Stopped(f"model {model_name!r} was unloaded", retry_after=1)
         self._fail([stream for stream, its in self._streams.items() if its is worker], unloaded)
 
     def submit(self, model_name: str, requests: Sequence[Request]) -> list[Stream]:
@@ -134,7 +134,7 @@ class Engine:
                 await asyncio.wait_for(self._quiet.wait(), drain_s)
         self._stopping = True
         self._wake.set()
-        self._fail_all(Unavailable("the server is shutting down", retry_after=1))
+        self._fail_all(Stopped("the server is shutting down", retry_after=1))
         if self._thread.is_alive():
             await asyncio.to_thread(self._thread.join, JOIN_S)
 
@@ -178,7 +178,7 @@ class Engine:
         self._gone = True
         if not self._stopping:
             log.critical("the engine thread has died; every request fails until the server is restarted")
-        self._fail_all(Unavailable("the engine has stopped: the server must be restarted"))
+        self._fail_all(Stopped("the engine has stopped: the server must be restarted"))
 
     # On the engine thread
 
@@ -191,24 +191,30 @@ class Engine:
                 self._read()
                 worker = self._turns.next()
                 if worker is None:
-                    self._rest()
+                    self._resting = True
+                    self._wake.wait()
+                    self._resting = False
                 else:
                     self._step(worker)
+                    self._settle()
         finally:
             self._post(self._bury)
 
     def _read(self) -> None:
         while self._inbox and not self._stopping:
-            self._inbox.popleft()()
+            outcome = attempt(self._inbox.popleft())
+            if isinstance(outcome, Failure):
+                log.error("what was sent to the engine failed", exc_info=outcome.error)
+        self._settle()
 
-    def _rest(self) -> None:
-        for worker in self._stirred:
-            worker.check()
+    def _settle(self) -> None:
+        """Check and tell of the workers that have come to rest."""
+        for worker in [worker for worker in self._stirred if not worker.busy]:
+            self._stirred.discard(worker)
+            checked = attempt(worker.check)
+            if isinstance(checked, Failure):
+                log.critical("the books of model %r are wrong at rest", worker.model, exc_info=checked.error)
             self._post(partial(self._observer.rested, worker.model, worker.task))
-        self._stirred.clear()
-        self._resting = True
-        self._wake.wait()
-        self._resting = False
 
     def _step(self, worker: Worker) -> None:
         began = perf_counter()
