@@ -91,7 +91,7 @@ class Registry:
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
         """The model called `name`, if it is ready and does one of `tasks`; the error says what would be right."""
         if name not in self._states:
-            raise NotFound(f"no model is called {name!r}; there are: {', '.join(self._states)}", param="model")
+            raise NotFound(f"no model is called {name[:100]!r}; there are: {', '.join(self._states)}", param="model")
         if name not in self._models:
             raise self._unavailable(name)
         model = self._models[name]

@@ -57,11 +57,15 @@ Request = Generate | Encode
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One more generated token; `logprob` and `top` (token, logprob) only where asked for."""
+    """One more generated token; `logprob` and `top` (token, logprob) only where asked for.
+
+    `cached` of the prompt's tokens were found in the cache.
+    """
 
     id: int
     logprob: float = 0.0
     top: tuple[tuple[int, float], ...] = ()
+    cached: int = 0
 
 
 @dataclass(frozen=True, slots=True)

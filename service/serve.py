@@ -1,15 +1,17 @@
 """The server as a process: what is put together at start, what happens at a signal, how it ends.
 
 Knows no route.  The one idea: it listens first and loads then, so that probes are answered from the first moment; and
-it leaves in the opposite order: not ready, no new connections, what is in flight, the engine.
+it leaves in the opposite order: not ready and nothing new (still answering probes), what is in flight, the engine,
+the connections.
 """
 
 import asyncio
 import logging
+import math
 import os
 import socket
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -28,6 +30,7 @@ from service.registry import Registry, placed
 from service.settings import Settings, SettingsError
 from service.text import Text
 
+LAST_WORDS = 5  # seconds for errors to leave, once the time is over
 KEEP_ALIVE = 75  # seconds an idle connection is kept: longer than clients keep theirs, so that they close first
 
 log = logging.getLogger("polyhead")
@@ -55,7 +58,8 @@ def serve(settings: Settings, began: float) -> int:
     clock = Clock(began, imported, time.perf_counter())
     admission = Admission(settings.max_requests)
     process = Process(settings, admission, listener)
-    process.config.app = assemble(settings, admission, lambda registry: process.settled(registry, clock))
+    process.config.app = app = assemble(settings, admission, lambda registry: process.settled(registry, clock))
+    process.stop = app.state.stop
     process.run(sockets=[listener])
     return process.code
 
@@ -89,18 +93,22 @@ def assemble(settings: Settings, admission: Admission, settled: Callable[[Regist
         text.close()
         await asyncio.wait([loading])
 
-    return build(server, lifespan)
+    app = build(server, lifespan)
+    app.state.stop = lambda: engine.close(0)
+    return app
 
 
 class Process(uvicorn.Server):
     """uvicorn with our signals, our lines in the log, and an exit status."""
 
     def __init__(self, settings: Settings, admission: Admission, listener: socket.socket) -> None:
-        super().__init__(configured(settings))
+        super().__init__(configured())
         self.code = 0
         self.drain = settings.drain_seconds
         self.admission = admission
         self.address = address(settings.host, listener)
+        self.deadline = math.inf  # of what is in flight, on `time.monotonic`
+        self.stop: Callable[[], Awaitable[None]]
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -120,23 +128,35 @@ class Process(uvicorn.Server):
             *(clock.imported - clock.began, clock.fetched - clock.imported, now - clock.fetched),
         )
 
+    @property
+    def leaving(self) -> bool:
+        return self.deadline < math.inf
+
     def leave(self) -> None:
         self.admission.close()
-        self.should_exit = True
+        self.deadline = time.monotonic() + self.drain
+        log.info("leaving: %d requests in flight have %d s to finish", self.admission.in_flight, self.drain)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop listening: not while something is in flight and has time."""
+        over = self.leaving and (not self.admission.in_flight or time.monotonic() >= self.deadline)
+        return await super().on_tick(counter) or over
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
         """The first signal drains; the second doesn't wait for anything, not even for the engine's thread."""
-        if self.should_exit:
+        if self.leaving:
             os._exit(128 + sig)
         self.leave()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        log.info("leaving: %d requests in flight have %d s to finish", self.admission.in_flight, self.drain)
+        if self.admission.in_flight:
+            log.warning("%d requests are cut: they had their time", self.admission.in_flight)
+        await self.stop()  # whose streams end with an error, in the words of their dialect
         await super().shutdown(sockets)
         log.info("left")
 
 
-def configured(settings: Settings) -> uvicorn.Config:
+def configured() -> uvicorn.Config:
     return uvicorn.Config(
         "",  # the application follows: it wants to know the process
         lifespan="on",
@@ -145,7 +165,7 @@ def configured(settings: Settings) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=KEEP_ALIVE,
-        timeout_graceful_shutdown=settings.drain_seconds,
+        timeout_graceful_shutdown=LAST_WORDS,
     )
 
 

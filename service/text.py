@@ -18,6 +18,9 @@ from service.errors import BadRequest, EmptyInput, TooLong
 from service.model import Model
 from service.request import Encode, Generate, Sampling, Task
 
+CHARACTERS = 64  # for every token a model takes, are read at most: a longer text can hardly be short enough
+FEWEST = 1 << 16  # characters that are always read
+
 T = TypeVar("T")
 
 
@@ -85,6 +88,8 @@ class Text:
         """The texts as they are tokenised, whatever their length.  Raises BadRequest or EmptyInput."""
         self._check_count(field, len(texts))
         check_filled(field, texts)
+        for index, text in enumerate(texts):
+            check_characters(model, text, place(field, index, len(texts)))
         return await self._run(model, field, lambda: model.tokenizer.encode_batch(texts, special=special))
 
     def close(self) -> None:
@@ -112,6 +117,7 @@ def place(field: str, index: int, count: int) -> str:
 
 
 def read_prompts(model: Model, asked: Continuation, call: str) -> list[Generate]:
+    known_tokens(model, list(asked.stop_tokens), "stop_token_ids")
     requests = []
     for index, prompt in enumerate(asked.prompts):
         where = place(asked.field, index, len(asked.prompts))
@@ -133,15 +139,28 @@ def read_prompts(model: Model, asked: Continuation, call: str) -> list[Generate]
 def prompt_tokens(model: Model, prompt: Prompt, where: str) -> tuple[int, ...]:
     match prompt:
         case str():
+            check_characters(model, prompt, where)
             ids = model.tokenizer.encode(prompt).ids if prompt else []
         case Chat():
             # the template writes the special tokens itself
-            ids = model.tokenizer.encode(rendered(model, prompt, where), special=False).ids
+            written = rendered(model, prompt, where)
+            check_characters(model, written, where)
+            ids = model.tokenizer.encode(written, special=False).ids
         case _:
             ids = list(prompt)
     if not ids:
         raise EmptyInput(f"{where}: is empty, there is nothing to continue", param=where)
     return tuple(known_tokens(model, ids, where))
+
+
+def check_characters(model: Model, text: str, where: str) -> None:
+    """Turning text into tokens holds up everybody else; of an absurdly long one it is not begun."""
+    most = max(FEWEST, CHARACTERS * model.max_tokens)
+    if len(text) > most:
+        raise TooLong(
+            f"{where}: has {len(text)} characters, at most {most} are read: the model takes {model.max_tokens} tokens",
+            param=where,
+        )
 
 
 def rendered(model: Model, prompt: Chat, where: str) -> str:
@@ -198,6 +217,10 @@ def read_inputs(model: Model, asked: Reading, call: str) -> list[Encode]:
 def encodings(model: Model, asked: Reading) -> list[Encoding]:
     """All texts in one call of the tokeniser; ids are taken as they are, special tokens included."""
     check_filled(asked.field, asked.inputs)
+    for index, given in enumerate(asked.inputs):
+        for text in (given,) if isinstance(given, str) else given:
+            if isinstance(text, str):
+                check_characters(model, text, place(asked.field, index, len(asked.inputs)))
     texts = [given for given in asked.inputs if is_text(given)]
     encoded = iter(model.tokenizer.encode_batch(texts) if texts else ())
     return [next(encoded) if is_text(given) else as_given(model, given, asked.field) for given in asked.inputs]

@@ -153,6 +153,7 @@ class Transcript:
         self.tokenizer, self.request = tokenizer, request
         self.stream, self.tail = tokenizer.stream(), Tail(stops)
         self.tokens = self.length = self.shown = 0  # tokens drawn; characters written, and of these shown
+        self.cached = 0  # tokens of the prompt
         self.waiting: deque[Drawn] = deque()  # tokens of which no character was shown yet
 
     @property
@@ -161,8 +162,8 @@ class Transcript:
 
     @property
     def usage(self) -> Usage:
-        """So far; a request that a stop string ends is not told how much of its prompt was cached."""
-        return Usage(len(self.request.tokens), self.tokens)
+        """So far."""
+        return Usage(len(self.request.tokens), self.tokens, self.cached)
 
     def push(self, event: Token) -> Piece:
         """What `event` lets be shown, which may be nothing."""
@@ -170,6 +171,7 @@ class Transcript:
         if self.request.logprobs >= 0:
             self.waiting.append(Drawn(self.scored(event.id, event.logprob), self.length, self.top(event)))
         self.tokens += 1
+        self.cached = event.cached
         return self.show(text)
 
     def show(self, text: str) -> Piece:

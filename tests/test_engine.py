@@ -12,7 +12,7 @@ from engine_fakes import FakeEncoder, FakeGenerator, FakeHead, Notes, generate, 
 from service.engine.encoder import Encoder
 from service.engine.engine import Engine, Stream
 from service.engine.generator import Generator
-from service.errors import BadRequest, NotFound, StepFailed, Unavailable
+from service.errors import BadRequest, NotFound, StepFailed, Stopped, Unavailable
 from service.request import Done, Encode, Encoded, Event, Failed, Request, Token
 
 
@@ -294,7 +294,7 @@ def test_removing_a_worker_fails_its_requests() -> None:
         await anext(stream)
         stage.engine.remove("talker")
         error = failure(await events(stream))
-        assert isinstance(error, Unavailable)
+        assert isinstance(error, Stopped)
         assert "talker" in error.message
         with pytest.raises(NotFound):
             stage.talk(generate([1]))
@@ -331,7 +331,7 @@ def test_close_fails_what_cannot() -> None:
         asyncio.get_running_loop().call_later(0.1, gate.set)
         await stage.engine.close(0.02)
         for stream in streams:
-            assert isinstance(failure(await events(stream)), Unavailable)
+            assert isinstance(failure(await events(stream)), Stopped)
         with pytest.raises(Unavailable):
             await pending
         await stage.engine.close(0)
@@ -353,9 +353,9 @@ def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch)
         gate.set()
         for stream in streams:
             error = failure(await events(stream))
-            assert isinstance(error, Unavailable)
+            assert isinstance(error, Stopped)
             assert "stopped" in error.message
-        with pytest.raises(Unavailable, match="stopped"):
+        with pytest.raises(Stopped, match="stopped"):
             await pending
         assert not stage.engine.alive
         with pytest.raises(Unavailable, match="stopped"):
@@ -364,12 +364,35 @@ def test_when_the_thread_dies_everybody_is_told(monkeypatch: pytest.MonkeyPatch)
     assert play(scene).notes.outcomes == ["failed", "failed"]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_leak_is_found_when_there_is_nothing_else_to_do() -> None:
+def test_a_leak_is_found_at_rest_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    """One model's books are wrong: the others are still served."""
+
     async def scene(stage: Stage) -> None:
         await stage.engine.call(lambda: stage.generator._blocks.grow([], 4))
         await events(stage.talk(generate([1]))[0])
-        await stage.until(lambda: not stage.engine.alive)
+        await stage.until(lambda: "the books of model 'talker' are wrong" in caplog.text)
+        assert len(await events(stage.engine.submit("reader", [Encode("a", (1, 2))])[0])) == 2
+
+    play(scene)
+
+
+def test_what_is_sent_may_fail_and_the_engine_goes_on() -> None:
+    async def scene(stage: Stage) -> None:
+        stage.engine._send(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
+        assert len(await events(stage.engine.submit("reader", [Encode("a", (1, 2))])[0])) == 2
+
+    play(scene)
+
+
+def test_rest_is_told_while_another_works() -> None:
+    async def scene(stage: Stage) -> None:
+        long = stage.talk(generate([1], 200))[0]
+        await anext(long)
+        await events(stage.engine.submit("reader", [Encode("a", (1, 2))])[0])
+        await stage.until(lambda: "reader" in stage.notes.rests)
+        assert "talker" not in stage.notes.rests
+        long.close()
+        await stage.settled()
 
     play(scene)
 

@@ -1,5 +1,6 @@
 """Every family equals the reference implementation on tiny random checkpoints: whole, packed, and over the cache."""
 
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -208,6 +209,64 @@ def test_a_head_answers_the_same_from_the_rows_it_wants(head: SequenceHead | Poo
     states, starts = torch.randn(10, CONFIG.width), [0, 4, 5, 10]
     rows, narrowed = head.wanted(starts)
     assert torch.equal(head(states[rows], narrowed), head(states, starts))
+
+
+@pytest.mark.parametrize("head", [SequenceHead(CONFIG, 3, "tanh", "softmax"), Pooler("mean", True)])
+@torch.no_grad()
+def test_heads_in_half_precision(head: SequenceHead | Pooler) -> None:
+    """The executor's states are float32 whatever the network's precision is."""
+    states = torch.randn(4, CONFIG.width)
+    rows, starts = head.wanted([0, 3, 4])
+    exact = head(states[rows], starts)
+    half = deepcopy(head).to(torch.bfloat16)(states[rows], starts)
+    assert half.dtype == torch.float32
+    assert torch.allclose(half, exact, atol=0.05)
+
+
+def test_a_neighbour_that_is_no_number_stays_alone() -> None:
+    """A long sequence of NaN beside short ones, whose tables are padded to its length."""
+    _, ours, head = build("llama")
+    executor = TorchExecutor(ours, head, block_count=8, block_size=4)
+    alone = executor.step(Rows([5, 6], [0, 1], [0, 2], [[6]], [1]))
+    with torch.no_grad():
+        ours.tokens.weight[7] = float("nan")
+    for order in ([0, 1], [1, 0]):
+        members = [([7] * 12, [0, 1, 2]), ([5, 6], [3])]
+        rows = Rows([], [], [0], [], [])
+        for n in order:
+            tokens, table = members[n]
+            rows.tokens.extend(tokens)
+            rows.positions.extend(range(len(tokens)))
+            rows.starts.append(len(rows.tokens))
+            rows.tables.append(table)
+            rows.wanted.append(len(rows.tokens) - 1)
+        logits = executor.step(rows)
+        assert logits[order.index(0)].isnan().any()
+        assert torch.allclose(logits[order.index(1)], alone[0], atol=1e-5)
+
+
+SPARSE = {
+    "gemma3_text": ({"num_hidden_layers": 6, "hidden_size": 32, "num_attention_heads": 4, "head_dim": 8}, 4096),
+    "mistral": ({"hidden_size": 32, "num_attention_heads": 4, "head_dim": 8}, 4096),
+    "qwen2": ({"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 30, "use_sliding_window": True}, 4096),
+    "llama": ({"hidden_size": 32, "num_attention_heads": 4, "sliding_window": 7}, 0),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_absent_keys_mean_what_they_mean_to_the_reference(name: str) -> None:
+    given, window = SPARSE[name]
+    theirs = tf.AutoConfig.for_model(name, **given)
+    sizes = ("vocab_size", "intermediate_size", "num_key_value_heads", "max_position_embeddings", "num_hidden_layers")
+    ours = FAMILIES[name].config({**{size: getattr(theirs, size) for size in sizes}, **given})
+    assert ours.window == window
+    layers = [ours.is_windowed(layer) for layer in range(ours.depth)]
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * ours.depth
+    assert layers == [kind == "sliding_attention" for kind in kinds]
+    rope = theirs.rope_parameters
+    assert ours.rope_base == rope.get("full_attention", rope)["rope_theta"]
+    if "sliding_attention" in rope:
+        assert ours.window_rope_base == rope["sliding_attention"]["rope_theta"]
 
 
 def test_nobody_wanted() -> None:

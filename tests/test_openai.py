@@ -486,3 +486,32 @@ def test_ids_of_requests_are_those_of_the_answer(app: FastAPI, registry: Registr
     assert [request.id for request in registry.requests] == [f"{name}-0", f"{name}-1"]
     assert all(isinstance(request, Generate) for request in registry.requests)
     assert Call(name, "talker", 0).usage is False
+
+
+@pytest.mark.parametrize("field", ["user", "prompt", "tools", "zzz", "metadata"])
+def test_deep_nesting_is_a_complaint_like_any_other(field: str) -> None:
+    deep: list[Any] = []
+    for _ in range(500):
+        deep = [deep]
+    with pytest.raises(BadRequest, match=field):
+        CompletionRequest.read({"model": "chat", "prompt": "a", field: deep})
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        (CompletionRequest, {"prompt": [[1]] * 100_001}, "prompt: must have at most 100000 items"),
+        (CompletionRequest, {"prompt": [1] * ((1 << 18) + 1)}, "prompt: must have at most 262144 items"),
+        (
+            CompletionRequest,
+            {"prompt": "a", "metadata": {str(i): "" for i in range(17)}},
+            "metadata: must have at most 16",
+        ),
+        (ChatRequest, {"messages": [{}] * 4097}, "messages: must have at most 4096 items"),
+        (ChatRequest, {"messages": [{"role": "user", "content": [{}] * 257}]}, "must have at most 256 items"),
+        (CompletionRequest, {"prompt": "a"} | {f"x{i}": 1 for i in range(1000)}, "is not a known field"),
+    ],
+)
+def test_long_lists_are_counted_before_they_are_read(kind: Any, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        kind.read({"model": "chat", **changes})

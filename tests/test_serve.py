@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -71,8 +72,11 @@ def test_from_the_first_probe_to_a_drained_end(
     stay(slow, server)
     server.child.send_signal(signal.SIGTERM)
     server.until(lambda: "leaving: 1 requests in flight have 30 s to finish" in server.log)
-    with pytest.raises(httpx.ConnectError):
-        server.get("/livez")
+    draining = server.get("/readyz")
+    assert (draining.status_code, draining.json()["draining"]) == (503, True)
+    assert server.get("/livez").status_code == 200
+    refused = httpx.post(f"{server.url}/predict", json={"inputs": "a good film"}, timeout=PATIENCE)
+    assert (refused.status_code, refused.headers["Retry-After"].isdecimal()) == (503, True)
     slow.sendall(BODY[1:])  # what was begun is finished
     answer = slow.makefile("rb").read().decode()
     assert answer.startswith("HTTP/1.1 200 OK")
@@ -115,6 +119,31 @@ def test_what_does_not_finish_in_time_is_cut(
     began = time.monotonic()
     assert server.stop(signal.SIGINT) == 0
     assert 1 <= time.monotonic() - began < 15
+
+
+def test_who_is_cut_is_told_so(launch: Callable[..., Process], tiny_generator: Path) -> None:
+    """A stream ends with an error event and a whole answer with an error, both in the dialect's words."""
+    server = launch(f"chat={tiny_generator}", "--drain-seconds", "0", "--cache-tokens", "100000")
+    server.ready()
+    asked = {"model": "chat", "prompt": ["The fox"] * 32, "max_tokens": 240, "ignore_eos": True}
+    url, ends = f"{server.url}/v1/completions", {}
+
+    def whole() -> None:
+        ends["whole"] = httpx.post(url, json=asked, timeout=PATIENCE)
+
+    waiting = threading.Thread(target=whole)
+    with httpx.stream("POST", url, json={**asked, "stream": True}, timeout=PATIENCE) as response:
+        lines = response.iter_lines()
+        next(lines)
+        waiting.start()
+        server.until(lambda: "polyhead_http_requests_in_flight 2.0" in server.get("/metrics").text)
+        server.child.send_signal(signal.SIGTERM)
+        last = [line for line in lines if line][-1]
+    waiting.join(PATIENCE)
+    assert json.loads(last.removeprefix("data: "))["error"]["code"] == "stopped"
+    assert ends["whole"].status_code == 503
+    assert ends["whole"].json()["error"]["code"] == "stopped"
+    assert server.child.wait(PATIENCE) == 0
 
 
 def test_a_second_signal_does_not_wait(

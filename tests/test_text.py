@@ -395,3 +395,20 @@ def test_scores_in_order_and_failures(judge: Model) -> None:
         asyncio.run(ask(one, [Failed(StepFailed("broke"))], [WAIT]))
     with pytest.raises(StepFailed, match="not finite"):
         asyncio.run(ask([Encoded([float("nan")]), Done("encoded", 3)]))
+
+
+def test_absurdly_long_texts_are_not_begun(talker: Model, judge: Model) -> None:
+    long = "a" * ((1 << 16) + 1)
+    for attempt in (lambda: prompts(talker, long), lambda: inputs(judge, long, truncate="right")):
+        with pytest.raises(TooLong, match=r"has 65537 characters, at most 65536 are read: the model takes \d+ tokens"):
+            attempt()
+
+
+def test_every_token_is_one_the_network_knows(talker: Model) -> None:
+    """A tokeniser may know more tokens than the network has rows."""
+    small = replace(talker, vocab_size=3)
+    for prompt in ("abc", (5,)):
+        with pytest.raises(BadRequest, match="is outside the vocabulary of 3"):
+            prompts(small, prompt)
+    with pytest.raises(BadRequest, match="stop_token_ids: token 99999 is outside"):
+        prompts(talker, "a", stop_tokens=frozenset({99999}))

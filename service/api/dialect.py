@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
@@ -33,6 +34,8 @@ from service.text import Text
 from service.transcript import EventSource
 
 LONGEST_QUOTE = 60  # characters of an offending value that a message repeats
+MOST_TEXTS = 100_000  # in one call; the setting max_batch_texts is less
+MOST_IDS = 1 << 18  # of one prompt, or lists of them
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,9 @@ class Wire(BaseModel):
             if value[name] is not None and not is_among(value[name], cls.unsupported[name]):
                 raise PydanticCustomError("unsupported", "is not supported", {"field": name, "value": value[name]})
         known = cls.model_fields
+        for name in value.keys() - known.keys() - cls.unsupported.keys():  # one is enough, there may be many
+            hint = suggestion(str(name), (*known, *cls.unsupported))
+            raise PydanticCustomError("unknown", "is not a known field", {"field": str(name), "hint": hint})
         return {k: v for k, v in value.items() if k not in cls.unsupported and not (v is None and k in known)}
 
     @classmethod
@@ -107,7 +113,7 @@ class Wire(BaseModel):
         try:
             return cls.model_validate(value)
         except ValidationError as error:
-            raise complaint(error, (*cls.model_fields, *cls.unsupported)) from None
+            raise complaint(error) from None
 
 
 W = TypeVar("W", bound=Wire)
@@ -167,12 +173,32 @@ def described(sentence: str) -> WrapValidator:
     return WrapValidator(check)
 
 
+def at_most(items: int) -> BeforeValidator:
+    """Lists and objects of so many items, counted before any is looked at: a long one would hold up the event loop."""
+
+    def check(value: Any) -> Any:
+        if isinstance(value, list | dict) and len(value) > items:
+            raise PydanticCustomError("too_long", "must have at most {max_length} items", {"max_length": items})
+        return value
+
+    return BeforeValidator(check)
+
+
+def flat_or_short(value: Any) -> Any:
+    """A list of texts is shorter than one of token ids may be."""
+    if isinstance(value, list) and len(value) > MOST_TEXTS and not isinstance(value[0], int):
+        raise PydanticCustomError("too_long", "must have at most {max_length} items", {"max_length": MOST_TEXTS})
+    return value
+
+
 Count = Annotated[int, between(1, (1 << 31) - 1)]  # its default, 0, says that none was given
 TokenId = Annotated[int, between(0, (1 << 31) - 1)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
 TextsOrIds = Annotated[
     str | Ids | Annotated[list[str | Ids], Field(fail_fast=True)],
     described("a string, a list of strings, a list of token ids or a list of lists of token ids"),
+    BeforeValidator(flat_or_short),
+    at_most(MOST_IDS),
 ]
 
 
@@ -192,7 +218,10 @@ def is_among(value: Any, neutral: Sequence[Any]) -> bool:
 
 def quoted(value: Any) -> str:
     """`value` as JSON, cut to a length fit for a message."""
-    text = orjson.dumps(value, default=str).decode()
+    try:
+        text = orjson.dumps(value, default=str).decode()
+    except orjson.JSONEncodeError:  # it reads deeper than it writes
+        return "a deeply nested value"
     return text if len(text) <= LONGEST_QUOTE else text[:LONGEST_QUOTE] + "..."
 
 
@@ -217,15 +246,16 @@ RIGHT = {
 }
 
 
-def complaint(error: ValidationError, known: Sequence[str]) -> BadRequest:
-    """The first of pydantic's findings as a sentence for people; `known` are the names to suggest."""
+def complaint(error: ValidationError) -> BadRequest:
+    """The first of pydantic's findings as a sentence for people."""
     first = error.errors(include_url=False)[0]
     context, param = first.get("ctx", {}), path(first["loc"])
     match first["type"]:
         case "missing":
             said = "is required"
-        case "extra_forbidden":
-            said = "is not a known field" + suggestion(param, known)
+        case "unknown":
+            param = path((*first["loc"], context["field"][:LONGEST_QUOTE]))
+            said = "is not a known field" + context["hint"]
         case "unsupported":
             param = path((*first["loc"], context["field"]))
             said = f"{quoted(context['value'])} is not supported by this server"

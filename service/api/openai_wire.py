@@ -10,13 +10,14 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.api.dialect import Count, TextsOrIds, TokenId, Wire, between, described, several
+from service.api.dialect import Count, TextsOrIds, TokenId, Wire, at_most, between, described, several
 from service.errors import BadRequest
 from service.request import Sampling
 from service.text import Chat, Continuation, Prompt, Reading
 
 INT64 = 1 << 63
 LONGEST_STOP = 1000  # characters
+MOST_MESSAGES, MOST_PARTS = 4096, 256
 
 # fields of the real API that this server does not do -> the values at which they ask for nothing
 NOT_FOR_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
@@ -87,7 +88,7 @@ class Sampled(Wire):
     stream_options: StreamOptions = StreamOptions()
     # harmless: nothing of the answer depends on them
     user: str = ""
-    metadata: dict[str, str] = Field(default_factory=dict)
+    metadata: Annotated[dict[str, str], at_most(16)] = Field(default_factory=dict)
     store: bool = False
     service_tier: str = ""
     safety_identifier: str = ""
@@ -120,7 +121,7 @@ class Message(Wire):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_FOR_MESSAGES
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart], BeforeValidator(parts)]
+    content: Annotated[list[TextPart], Field(fail_fast=True), BeforeValidator(parts), at_most(MOST_PARTS)]
     name: str = ""
     tool_call_id: str = ""
 
@@ -128,7 +129,7 @@ class Message(Wire):
 class ChatRequest(Sampled):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_FOR_CHAT
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MOST_MESSAGES)]
     max_completion_tokens: Count = 0
     logprobs: bool = False
     top_logprobs: Annotated[int, between(0, 20)] = 0

@@ -16,7 +16,19 @@ from pydantic import Field
 from starlette.responses import Response
 
 from models.tokenizer import Encoding
-from service.api.dialect import Count, Dialect, TextsOrIds, Wire, body, described, server, several, takes
+from service.api.dialect import (
+    MOST_TEXTS,
+    Count,
+    Dialect,
+    TextsOrIds,
+    Wire,
+    at_most,
+    body,
+    described,
+    server,
+    several,
+    takes,
+)
 from service.api.stream import JsonResponse, answer
 from service.errors import EmptyInput, Expired, Overloaded, PolyheadError, StepFailed, Stopped, Unavailable
 from service.model import Model
@@ -36,8 +48,11 @@ OneOrTwo = Annotated[list[str], Field(min_length=1, max_length=2, fail_fast=True
 Pairs = Annotated[
     str | OneOrTwo | Annotated[list[OneOrTwo], Field(fail_fast=True)],
     described("a string, a pair of strings, or a list of lists of one or two strings"),
+    at_most(MOST_TEXTS),
 ]
-Texts = Annotated[str | Annotated[list[str], Field(fail_fast=True)], described("a string or a list of strings")]
+Texts = Annotated[
+    str | Annotated[list[str], Field(fail_fast=True)], described("a string or a list of strings"), at_most(MOST_TEXTS)
+]
 
 
 class Cut(Wire):
@@ -70,7 +85,7 @@ class EmbedRequest(Cut):
 
 class RerankRequest(Cut):
     query: Annotated[str, Field(min_length=1)]
-    texts: Annotated[list[str], Field(fail_fast=True)]
+    texts: Annotated[list[str], Field(fail_fast=True), at_most(MOST_TEXTS)]
     raw_scores: bool = False
     return_text: bool = False
 

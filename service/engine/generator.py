@@ -186,7 +186,7 @@ class Generator:
             times.first_token.append(now - talk.ticket.submitted)
         talk.spoke = now
         talk.sequence.tokens.append(token)
-        answers: list[Answer] = [(talk.ticket, Token(token, *scored))]
+        answers: list[Answer] = [(talk.ticket, Token(token, *scored, talk.sequence.cached))]
         if talk.completed == talk.request.max_tokens:
             answers.append(self._finish(talk, "length", talk.completed))
         return answers
