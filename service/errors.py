@@ -17,10 +17,15 @@ PolyheadError
 
 
 class PolyheadError(Exception):
-    """`status` is the HTTP status, `code` a stable machine word, `param` the field at fault (empty if none)."""
+    """`status` is the HTTP status, `code` a stable machine word, `param` the field at fault (empty if none).
+
+    `model` and `task` are those of the model it is about, once that is known.
+    """
 
     status = 500
     code = "internal_error"
+    model = ""
+    task = ""
 
     def __init__(self, message: str, *, param: str = "", retry_after: int = 0) -> None:
         super().__init__(message)

@@ -156,10 +156,10 @@ class Metrics:
         """A request's texts became tokens, or were found not to."""
         self._stage_s.labels(self._name(model), task, "tokenise").observe(seconds)
 
-    def rejected(self, code: str) -> None:
+    def rejected(self, code: str, model: str = "", task: str = "") -> None:
         """An HTTP request was refused before anything reached the engine; `code` is the error's."""
         self._rejections.labels(code).inc()
-        self._requests.labels("", "", "rejected").inc()
+        self._requests.labels(self._name(model), task, "rejected").inc()
 
     def answered(self, method: str, route: str, status: int) -> None:
         """An HTTP request is over; `route` is the route's template, not the path that was asked for."""

@@ -3,11 +3,14 @@
 Knows no torch, so that whoever speaks HTTP can hold one.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 from models.chat import ChatTemplate
 from models.tokenizer import Tokenizer
+from service.errors import PolyheadError
 from service.request import Task
 
 
@@ -28,6 +31,16 @@ class Model:
     tokenizer: Tokenizer
     chat: ChatTemplate | None
     stop_tokens: frozenset[int]
+
+
+@contextmanager
+def concerning(model: Model) -> Iterator[None]:
+    """Errors inside are about `model`."""
+    try:
+        yield
+    except PolyheadError as error:
+        error.model, error.task = model.name, model.task
+        raise
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from service.engine.engine import Engine, Stream
 from service.engine.generator import Generator
 from service.engine.worker import Worker
 from service.errors import BadRequest, NotFound, PolyheadError, Unavailable
-from service.model import Model, State
+from service.model import Model, State, concerning
 from service.request import Request, Task
 from service.settings import Settings, SettingsError
 
@@ -116,7 +116,8 @@ class Registry:
         return fitting[0]
 
     def submit(self, model: Model, requests: Sequence[Request]) -> list[Stream]:
-        return self._engine.submit(model.name, requests)
+        with concerning(model):
+            return self._engine.submit(model.name, requests)
 
     async def load_all(self) -> None:
         """Load every model, in order.  Those that cannot be loaded are broken; nothing is raised for them."""

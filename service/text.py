@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeGuard, TypeVar, cast
 from models.errors import EncodingError, TemplateError
 from models.tokenizer import Encoding
 from service.errors import BadRequest, EmptyInput, TooLong
-from service.model import Model
+from service.model import Model, concerning
 from service.request import Encode, Generate, Sampling, Task
 
 CHARACTERS = 64  # for every token a model takes, are read at most: a longer text can hardly be short enough
@@ -76,21 +76,24 @@ class Text:
 
     async def prompts(self, model: Model, asked: Continuation, call: str) -> list[Generate]:
         """One request a prompt, `call` in its id.  Raises BadRequest, EmptyInput or TooLong, naming the prompt."""
-        self._check_count(asked.field, len(asked.prompts))
-        return await self._run(model, asked.field, lambda: read_prompts(model, asked, call))
+        with concerning(model):
+            self._check_count(asked.field, len(asked.prompts))
+            return await self._run(model, asked.field, lambda: read_prompts(model, asked, call))
 
     async def inputs(self, model: Model, asked: Reading, call: str) -> list[Encode]:
         """One request an input, `call` in its id.  Raises BadRequest, EmptyInput or TooLong, naming the input."""
-        self._check_count(asked.field, len(asked.inputs))
-        return await self._run(model, asked.field, lambda: read_inputs(model, asked, call))
+        with concerning(model):
+            self._check_count(asked.field, len(asked.inputs))
+            return await self._run(model, asked.field, lambda: read_inputs(model, asked, call))
 
     async def tokens(self, model: Model, field: str, texts: Sequence[str], *, special: bool) -> list[Encoding]:
         """The texts as they are tokenised, whatever their length.  Raises BadRequest or EmptyInput."""
-        self._check_count(field, len(texts))
-        check_filled(field, texts)
-        for index, text in enumerate(texts):
-            check_characters(model, text, place(field, index, len(texts)))
-        return await self._run(model, field, lambda: model.tokenizer.encode_batch(texts, special=special))
+        with concerning(model):
+            self._check_count(field, len(texts))
+            check_filled(field, texts)
+            for index, text in enumerate(texts):
+                check_characters(model, text, place(field, index, len(texts)))
+            return await self._run(model, field, lambda: model.tokenizer.encode_batch(texts, special=special))
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

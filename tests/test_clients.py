@@ -123,7 +123,7 @@ def test_embeddings(client: openai.OpenAI, server: Process) -> None:
     assert list(struct.unpack(f"<{len(raw) // 4}f", raw)) == pytest.approx(vectors[0], abs=1e-6)
 
 
-def test_models_and_errors(client: openai.OpenAI) -> None:
+def test_models_and_errors(client: openai.OpenAI, server: Process) -> None:
     assert {model.id for model in client.models.list()} == {"chat", "judge", "vectors", "ranker"}
     assert client.models.retrieve("judge").id == "judge"
     with pytest.raises(openai.NotFoundError, match="there are: chat, judge, vectors, ranker"):
@@ -133,6 +133,7 @@ def test_models_and_errors(client: openai.OpenAI) -> None:
         client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "x"}], tools=[tool])  # type: ignore[list-item]
     with pytest.raises(openai.BadRequestError, match="256") as caught:
         client.completions.create(model="chat", prompt="fox " * 400, max_tokens=1)
+    assert gauge(server, "polyhead_requests_total", "chat", 'outcome="rejected"') == 1
     assert caught.value.body["type"] == "invalid_request_error"  # type: ignore[index,call-overload]
 
 

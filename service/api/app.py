@@ -84,7 +84,7 @@ def install_handlers(app: FastAPI, refuse: Callable[[str, PolyheadError], Respon
 def respond(server: Server, path: str, error: PolyheadError) -> Response:
     """`error` as the dialect that owns `path` says it; counted, unless a request to the engine counted it already."""
     if not isinstance(error, StepFailed | Stopped | Expired):
-        server.metrics.rejected(error.code)
+        server.metrics.rejected(error.code, error.model, error.task)
     dialect = owner(path)
     return JsonResponse(dialect.error(error), dialect.status(error), headers_of(error))
 
