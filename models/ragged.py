@@ -4,7 +4,7 @@ Lengths are Python integers: asking a device for them would stall it.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
 import torch
@@ -43,11 +43,6 @@ class Ragged:
             starts=tuple(accumulate(map(len, sequences), initial=0)),
             segments=None if segments is None else torch.tensor([s for row in segments for s in row], device=device),
         )
-
-    def to(self, device: torch.device | str) -> "Ragged":
-        """The same batch (without a cache) on another device."""
-        segments = None if self.segments is None else self.segments.to(device)
-        return replace(self, tokens=self.tokens.to(device), positions=self.positions.to(device), segments=segments)
 
     @property
     def lengths(self) -> list[int]:

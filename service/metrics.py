@@ -182,9 +182,6 @@ class Metrics:
             for metric in (self._first_s, self._inter_s, self._preemptions, self._prefix):
                 metric.labels(*labels)
 
-    def unloaded(self, name: str) -> None:
-        self._ready.labels(name).set(0)
-
     def page(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type: OpenMetrics if `accept` asks for it, the Prometheus text format otherwise."""
         encode, content_type = choose_encoder(accept)

@@ -231,17 +231,6 @@ def test_a_cancelled_reader_loses_nothing() -> None:
     play(scene)
 
 
-def test_events_that_came_together_are_read_together() -> None:
-    async def scene(stage: Stage) -> None:
-        stream = stage.talk(generate([1]))[0]
-        assert stream.events_now() == []
-        await stage.settled()
-        assert len(stream.events_now()) == 9
-        assert stream.events_now() == await events(stream) == []
-
-    play(scene)
-
-
 def test_a_failing_step_fails_its_requests_and_the_engine_goes_on() -> None:
     async def scene(stage: Stage) -> None:
         stage.executor.explode = lambda rows: True

@@ -137,8 +137,6 @@ def test_a_loaded_model_is_there_at_once_at_zero(metrics: Metrics) -> None:
     assert value(metrics, "polyhead_model_info", model="chat", family="llama", dtype="float32") == 1
     assert value(metrics, "polyhead_requests_total", model="chat", outcome="aborted") == 0
     assert value(metrics, "polyhead_time_to_first_token_seconds_count", model="chat") == 0
-    metrics.unloaded("chat")
-    assert value(metrics, "polyhead_model_ready", model="chat") == 0
 
 
 def test_two_servers_in_one_process_do_not_add_up(metrics: Metrics) -> None:

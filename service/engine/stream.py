@@ -48,12 +48,6 @@ class Stream:
             await self._waiter
         return self._events.popleft()
 
-    def events_now(self) -> list[Event]:
-        """What has arrived and was not yet iterated over, without waiting."""
-        events = list(self._events)
-        self._events.clear()
-        return events
-
     def close(self, *, answered: bool = False) -> None:
         """Want no more: the request is aborted, queued or running, and what it holds is freed.
 
