@@ -1,5 +1,6 @@
 """What is asked of the engine and the events that answer: frozen, plain Python values.  No tensor, no text, no HTTP."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -24,6 +25,19 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """On what terms a request is served.
+
+    The engine is shared fairly between `owner`s; of what waits, higher `priority` goes first; after `deadline`
+    (`time.perf_counter`, seconds) no answer is wanted any more.
+    """
+
+    owner: str = ""
+    priority: int = 0
+    deadline: float = math.inf
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
     """Continue `tokens` by at most `max_tokens`, ending early at one of `stop_tokens` (itself not reported)."""
 
@@ -33,6 +47,7 @@ class Generate:
     stop_tokens: frozenset[int] = frozenset()
     sampling: Sampling = field(default_factory=Sampling)
     logprobs: int = -1  # -1: none; 0: of the drawn token; n: and of the n likeliest
+    terms: Terms = Terms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +65,7 @@ class Encode:
     raw: bool = False
     unit: bool = False
     dimensions: int = 0
+    terms: Terms = Terms()
 
 
 Request = Generate | Encode

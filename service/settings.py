@@ -10,15 +10,15 @@ import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, field_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 PREFIX = "POLYHEAD_"
-MODEL_NAME = re.compile(r"(?=.{1,128}$)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+NAME = re.compile(r"(?=.{1,128}$)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 # Kubernetes sets these for a Service called "polyhead" in every pod beside it: they are addresses, no settings.
 SERVICE_LINK = re.compile(r"POLYHEAD_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*)")
 LIBRARY_DEFAULTS = {
@@ -27,6 +27,14 @@ LIBRARY_DEFAULTS = {
     # OpenMP threads wait for each other spinning, by default for milliseconds.  Where a core is shared (with the event
     # loop, or a neighbour) whoever is waited for doesn't get it, and steps take ten times as long.
     "GOMP_SPINCOUNT": "10000",
+}
+
+
+# Settings that are name=value pairs, and what one looks like.
+PAIRS = {
+    "models": "name=source, as in chat=./my-llama",
+    "weights": "model=weight, as in chat=2",
+    "api_keys": "name=key, as in search=a-long-secret",
 }
 
 
@@ -65,7 +73,41 @@ class Settings(BaseSettings):
     encoder_step_tokens: int = Field(
         2048, ge=1, le=1 << 20, description="Tokens an encoder reads in one step, at most (a longer text goes alone)."
     )
+    deterministic: bool = Field(
+        False, description="Answers equal to the bit whatever else is computed beside them; costs speed in float32."
+    )
+    memory_mib: int = Field(
+        0,
+        ge=0,
+        le=1 << 30,
+        description="MiB for weights, caches and workspace together; 0: what is free at start.",
+    )
+    weights: Annotated[Mapping[str, float], NoDecode] = Field(
+        default_factory=dict,
+        description="Shares of the engine when several models are busy, model=weight; 1 for those not named.",
+    )
     max_requests: int = Field(256, ge=1, le=1_000_000, description="HTTP requests in flight; more are answered 429.")
+    max_tokens_in_flight: int = Field(
+        1 << 18, ge=1, le=1 << 40, description="Tokens of prompts and texts in flight; beyond that 429."
+    )
+    key_share: float = Field(
+        0.5, gt=0, le=1, description="Part of both bounds that one key may take, where there are several keys."
+    )
+    request_seconds: float = Field(
+        0,
+        ge=0,
+        le=86_400,
+        description="How long a request may take unless it says so itself, and at most; 0: for ever.",
+    )
+    write_seconds: float = Field(
+        30, gt=0, le=3600, description="A client that takes nothing of its answer for so long is cut off."
+    )
+    stall_seconds: float = Field(
+        8, gt=0, le=3600, description="Not ready once work has waited so long without a step being finished."
+    )
+    hang_seconds: float = Field(
+        60, gt=0, le=86_400, description="Not live, to be restarted, once work has waited so long without a step."
+    )
     max_body_bytes: int = Field(8 << 20, ge=1024, le=1 << 30, description="Largest body of a request.")
     max_batch_texts: int = Field(256, ge=1, le=100_000, description="Texts in one request, at most.")
     tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that turn text into tokens.")
@@ -73,36 +115,64 @@ class Settings(BaseSettings):
     api_key: SecretStr = Field(
         SecretStr(""), description="Key that clients must send as a bearer token; empty: none is asked for."
     )
+    api_keys: Annotated[Mapping[str, SecretStr], NoDecode] = Field(
+        default_factory=dict,
+        description="Further keys with a name each, name=key; the engine is shared fairly between them.",
+    )
+    admin_key: SecretStr = Field(
+        SecretStr(""),
+        description="Key of the routes under /admin, where models are loaded and unloaded; empty: no such routes.",
+    )
     model_dir: Path = Field(default_factory=lambda: default_model_dir(), description="Where fetched models are kept.")
     log_format: Literal["console", "json"] = Field("console", description="One line a message, for people or machines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
 
-    @field_validator("models", mode="before")
+    @field_validator(*PAIRS, mode="before")
     @classmethod
-    def pairs(cls, value: Any) -> Any:
-        """A mapping (a table in the file), a list of name=source, or such a list in one string."""
+    def pairs(cls, value: Any, info: ValidationInfo) -> Any:
+        """A mapping (a table in the file), a list of name=value, or such a list in one string."""
         if isinstance(value, str):
             value = [part.strip() for part in value.split(",") if part.strip()]
         if not isinstance(value, list | tuple):
             return value
         named: dict[str, str] = {}
+        secret = info.field_name == "api_keys"
         for item in value:
-            name, equals, source = str(item).partition("=")
-            if not equals or not source.strip():
-                raise ValueError(f"{item!r} is not of the form name=source, as in chat=./my-llama")
-            if name.strip() in named:
-                raise ValueError(f"two models are called {name.strip()!r}; every model needs a name of its own")
-            named[name.strip()] = source.strip()
+            name, equals, given = (part.strip() for part in str(item).partition("="))
+            if not equals or not given:
+                quoted = "what is given" if secret else repr(item)
+                raise ValueError(f"{quoted} is not of the form {PAIRS[str(info.field_name)]}")
+            if name in named:
+                raise ValueError(f"{name!r} is named twice; every name stands once")
+            named[name] = given
         return named
 
-    @field_validator("models")
+    @model_validator(mode="after")
+    def consistent(self) -> Self:
+        """What no field can check alone."""
+        if self.step_tokens <= self.max_running:
+            raise ValueError(
+                f"step_tokens: {self.step_tokens} tokens a step for max_running {self.max_running} sequences leave "
+                "none for prompts while all of them talk; it must be larger"
+            )
+        if self.hang_seconds < self.stall_seconds:
+            raise ValueError("hang_seconds: must not be less than stall_seconds: not ready comes before dead")
+        return self
+
+    @field_validator("weights")
     @classmethod
-    def named(cls, value: Mapping[str, str]) -> Mapping[str, str]:
+    def positive(cls, value: Mapping[str, float]) -> Mapping[str, float]:
+        for name, weight in value.items():
+            if not 0.001 <= weight <= 1000:
+                raise ValueError(f"the weight of {name!r} must be between 0.001 and 1000, got {weight}")
+        return value
+
+    @field_validator("models", "api_keys")
+    @classmethod
+    def named(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
         for name in value:
-            if not MODEL_NAME.fullmatch(name):
-                raise ValueError(
-                    f"{name!r} is no model name: letters, digits, dots, dashes and underscores, 128 at most"
-                )
+            if not NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name: letters, digits, dots, dashes and underscores, 128 at most")
         return value
 
     @field_validator("model_dir")
@@ -178,7 +248,9 @@ def unknown_setting(key: str) -> str:
 
 def complaint(error: ErrorDetails) -> str:
     """Names the setting and what would be right; never quotes a value, which may be a key."""
-    name = str(error["loc"][0]) if error["loc"] else "settings"
     message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not error["loc"]:  # several fields together: the message names them
+        return message
+    name = str(error["loc"][0])
     given = "NAME=SOURCE" if name == "models" else f"--{name.replace('_', '-')}"
     return f"{name}: {message} (given as {given}, {PREFIX}{name.upper()} or {name} in the file)"

@@ -69,10 +69,10 @@ def test_models_from_environment_and_file(tmp_path: Path, monkeypatch: pytest.Mo
     [
         (["./llama"], "'./llama' is not of the form name=source"),
         (["chat="], "'chat=' is not of the form name=source"),
-        (["a=x", "a=y"], "two models are called 'a'"),
-        (["a b=x"], "'a b' is no model name"),
-        (["../x=y"], "'../x' is no model name"),
-        ([f"{'a' * 129}=y"], "is no model name"),
+        (["a=x", "a=y"], "'a' is named twice"),
+        (["a b=x"], "'a b' is no name"),
+        (["../x=y"], "'../x' is no name"),
+        ([f"{'a' * 129}=y"], "is no name"),
         (7, "models: "),
     ],
 )
@@ -171,3 +171,20 @@ def test_unknown_flags_are_refused_with_the_nearest() -> None:
         parse(["a=x", "--prot", "1"])
     with pytest.raises(SettingsError, match="did you mean max_requests"):
         parse(["--max-request=1"])
+
+
+def test_step_tokens_leave_room_for_prompts() -> None:
+    assert "step_tokens: 64 tokens a step for max_running 64" in refused({"step_tokens": 64})
+
+
+def test_keys_are_never_quoted() -> None:
+    said = refused({"api_keys": "s3cret"})
+    assert "not of the form name=key" in said
+    assert "s3cret" not in said
+
+
+def test_pairs_of_weights_and_keys() -> None:
+    chosen = read({"models": ["a=x"], "weights": "a=2.5", "api_keys": "search=abc,mail=def"})
+    assert chosen.weights == {"a": 2.5}
+    assert {name: key.get_secret_value() for name, key in chosen.api_keys.items()} == {"search": "abc", "mail": "def"}
+    assert "must be between" in refused({"weights": "a=0"})
