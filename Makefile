@@ -3,13 +3,14 @@
 PYTHON = python3
 HOST = 127.0.0.1
 PORT = 8000
+MINUTES = 5
 
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
 PINS = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL = help
-.PHONY: help setup models serve test lint types layers tests format bench image clean
+.PHONY: help setup models serve test lint types layers tests format bench soak image clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -43,6 +44,9 @@ format: .venv/.dev  ## let ruff mend what it can
 
 bench: .venv/.dev  ## measure against transformers, both in one run
 	$(BIN)/python -m benchmarks
+
+soak: .venv/.dev  ## mixed load for MINUTES=5, then nothing may be left of it
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 image:  ## build the container image; NAME=polyhead BASE=... TORCH=...
 	deploy/image.sh

@@ -8,8 +8,9 @@ import socket
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,11 +19,12 @@ import httpx
 
 @dataclass(frozen=True)
 class Running:
-    """A server that answers at `url`; `ready_s` is the time from its start until it was ready."""
+    """A server that answers at `url`; `ready_s` is the time from its start until it was ready.  `log` reads its log."""
 
     url: str
     pid: int
     ready_s: float
+    log: Callable[[], str]
 
     def resident_mb(self) -> float:
         """Resident memory of the server process, in MB (Linux)."""
@@ -31,15 +33,20 @@ class Running:
 
 
 @contextlib.contextmanager
-def serve(*arguments: str, limit_s: float = 120.0) -> Iterator[Running]:
-    """`polyhead serve ARGUMENTS` on a free port of 127.0.0.1 until the block ends."""
+def serve(*arguments: str, limit_s: float = 120.0, program: Sequence[str] = ("-m", "service")) -> Iterator[Running]:
+    """`polyhead serve ARGUMENTS` on a free port of 127.0.0.1 until the block ends; `program` is what Python runs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     began = time.monotonic()
-    command = [sys.executable, "-m", "service", "serve", *arguments, "--port", str(port)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    os.set_blocking(process.stderr.fileno(), False)
+    command = [sys.executable, *program, "serve", *arguments, "--port", str(port)]
+    errors = tempfile.TemporaryFile("a+")  # noqa: SIM115  # no pipe: it would be full one day, and the server wait
+
+    def log() -> str:
+        errors.seek(0)
+        return errors.read()
+
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
     url = f"http://127.0.0.1:{port}"
     try:
         while time.monotonic() - began < limit_s and process.poll() is None:
@@ -48,11 +55,15 @@ def serve(*arguments: str, limit_s: float = 120.0) -> Iterator[Running]:
                     break
             time.sleep(0.02)
         else:
-            raise SystemExit(f"the server did not become ready:\n{process.stderr.read()}")
-        yield Running(url, process.pid, time.monotonic() - began)
+            raise SystemExit(f"the server did not become ready:\n{log()}")
+        yield Running(url, process.pid, time.monotonic() - began, log)
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(60)
+        try:
+            process.wait(60)
+        finally:
+            process.kill()  # one that hangs stays no longer than its measurement
+            errors.close()
 
 
 def machine() -> str:

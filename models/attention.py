@@ -4,7 +4,7 @@ Dense layers work on packed rows, where padding does not exist.  Only the scores
 size attend together in one Group and the rest in others; `grouping` weighs a group's fixed cost against its padding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -15,8 +15,10 @@ from models.config import ModelConfig
 from models.positions import Rotary, rotate
 from models.ragged import Ragged
 
+Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]  # as `attend`
 GROUP_COST = 1024  # a further group's fixed cost, in scores; measured on two cores
 EDGE_COST = 2  # reading one more padded row or key, in scores
+GROUP_KEYS = 8192  # of all members, unless one alone has more: bounds the memory that cached ones are gathered into
 
 
 def grouping(lengths: Sequence[int], seen: Sequence[int]) -> list[list[int]]:
@@ -28,7 +30,8 @@ def grouping(lengths: Sequence[int], seen: Sequence[int]) -> list[list[int]]:
         merged_rows, merged_keys = max(rows, lengths[n]), max(keys, seen[n])
         waste = merged_rows * merged_keys - lengths[n] * seen[n]
         waste += EDGE_COST * (merged_rows - lengths[n] + merged_keys - seen[n])
-        if groups and merged_keys == keys and waste <= GROUP_COST:
+        room = groups and (len(groups[-1]) + 1) * keys <= GROUP_KEYS
+        if room and merged_keys == keys and waste <= GROUP_COST:
             groups[-1].append(n)
         else:
             groups.append([n])
@@ -47,7 +50,7 @@ class Group:
     """N sequences that attend together, padded to Q rows and K keys.
 
     `rows` are their packed rows [N * Q] (a slice where they lie side by side without padding), `keys` the packed rows
-    of their keys [N * K] or, with a cache, their blocks [N, B].  Masks are added to the scores; None hides nothing.
+    of their keys [N * K] or, with a cache, its pieces [N, KV, B].  Masks are added to the scores; None hides nothing.
     """
 
     size: int
@@ -84,50 +87,49 @@ class Frame:
             return x
         return x.index_select(0, self.batch.wanted)
 
-    def attend(self, config: ModelConfig, layer: int, heads: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    def attend(self, config: ModelConfig, layer: int, heads: tuple[Tensor, Tensor, Tensor], mix: Mix) -> Tensor:
         """[T, H, D] queries over [T, KV, D] keys and values (and the cached ones): mixed values [T, H * D]."""
         query, key, value = heads
         cache, windowed = self.batch.cache, config.is_windowed(layer)
         if cache is not None:
-            cache.cache.write(layer, cache.slots, key, value)
+            cache.cache.write(layer, cache.places, key, value)
         mixed = []
         for group in self.groups:
             if cache is None:
-                keys, values = (_take(kept, group.keys, group.size) for kept in (key, value))
+                keys, values = (_take(kept, group.keys, group.size).transpose(1, 2) for kept in (key, value))
             else:
                 assert isinstance(group.keys, Tensor)
                 keys, values = cache.cache.read(layer, group.keys)
             queries = _take(query, group.rows, group.size)
             mask = group.window_mask if windowed else group.mask
-            mixed.append(attend(queries, keys, values, mask, config.score_scale or None).flatten(0, 1))
+            mixed.append(mix(queries, keys, values, mask, config.score_scale or None).flatten(0, 1))
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return packed if self.order is None else packed.index_select(0, self.order)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-    """Scaled dot-product attention (Vaswani et al. 2017): [N, Q, H, D] over [N, K, KV, D], to [N, Q, H * D].
+    """Scaled dot-product attention (Vaswani et al. 2017): [N, Q, H, D] over [N, KV, K, D], to [N, Q, H * D].
 
-    The H / KV query heads that share a key head stand as further rows of it, so that it is read once
-    (grouped-query attention, Ainslie et al. 2023).
+    `mask` [N, 1, Q, K] is added to the scores.  The H / KV query heads that share a key head stand as further rows of
+    it, so that it is read once (grouped-query attention, Ainslie et al. 2023).
     """
     n, rows, heads, width = query.shape
-    kv_heads = key.size(2)
+    kv_heads = key.size(1)
     shared = heads // kv_heads
     folded = query.view(n, rows, kv_heads, shared, width).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, -1, width)
     if mask is not None and shared > 1 and mask.size(2) > 1:
         mask = mask.repeat(1, 1, shared, 1)
-    mixed = F.scaled_dot_product_attention(
-        folded, key.transpose(1, 2), value.transpose(1, 2), attn_mask=mask, scale=scale
-    )  # [N, KV, shared * Q, D]
+    mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)  # [N, KV, S * Q, D]
     return mixed.view(n, kv_heads, shared, rows, width).permute(0, 3, 1, 2, 4).reshape(n, rows, heads * width)
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention with grouped keys and values."""
+    """Multi-head self-attention with grouped keys and values.  `mix` is how values are mixed by scores."""
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.config, self.layer = config, layer
+        self.mix: Mix = attend
         inner, kv_inner = config.heads * config.head_width, config.kv_heads * config.head_width
         self.query = nn.Linear(config.width, inner, bias=config.qkv_bias)
         self.key = nn.Linear(config.width, kv_inner, bias=config.qkv_bias)
@@ -146,7 +148,7 @@ class Attention(nn.Module):
         turns = frame.window_turns if self.config.is_windowed(self.layer) else frame.turns
         if turns is not None:
             query, key = rotate(query, turns), rotate(key, turns)
-        mixed: Tensor = self.output(frame.attend(self.config, self.layer, (query, key, value)))
+        mixed: Tensor = self.output(frame.attend(self.config, self.layer, (query, key, value), self.mix))
         return mixed
 
 
@@ -158,8 +160,9 @@ def _group(batch: Ragged, config: ModelConfig, members: list[int], dtype: torch.
     if batch.cache is None:
         keys, key_count = rows, max(lengths)
     else:
-        keys = _padded_blocks([batch.cache.tables[n] for n in members], max(seen), batch.cache.cache.size, device)
-        key_count = keys.size(1) * batch.cache.cache.size
+        cache = batch.cache.cache
+        blocks = _padded_blocks([batch.cache.tables[n] for n in members], max(seen), cache.size, device)
+        keys, key_count = cache.pieces(blocks), blocks.size(1) * cache.size
     firsts = [total - new for total, new in zip(seen, lengths, strict=True)]  # position of each member's first row
     plain = not config.causal and min(seen) == key_count
     mask = None if plain else _mask(firsts, seen, (max(lengths), key_count), config.causal, 0)

@@ -13,48 +13,60 @@ from models.config import ModelConfig
 class PagedCache:
     """Storage for `count` blocks of `size` tokens, per layer one tensor of keys and one of values.
 
+    Inside a block the heads come first, so that what is gathered for a head lies in one piece: products want that.
     It starts as zeros and stays finite: what a mask hides is still multiplied, and 0 * NaN is NaN.
     """
 
     def __init__(self, config: ModelConfig, count: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.count, self.size = count, size
-        shape = (count * size, config.kv_heads, config.head_width)
-        self.keys = [_zeros(shape, dtype, device) for _ in range(config.depth)]  # [slots, KV, D]
+        self.count, self.size, self.heads, self.width = count, size, config.kv_heads, config.head_width
+        shape = (count, config.kv_heads, size, config.head_width)
+        self.keys = [_zeros(shape, dtype, device) for _ in range(config.depth)]  # [count, KV, size, D]
         self.values = [_zeros(shape, dtype, device) for _ in range(config.depth)]
         self._gathered = [torch.empty(0, dtype=dtype, device=device) for _ in range(2)]
 
-    def write(self, layer: int, slots: Tensor, key: Tensor, value: Tensor) -> None:
-        """Store [T, KV, D] keys and values of one layer at `slots` [T]."""
-        self.keys[layer].index_copy_(0, slots, key)
-        self.values[layer].index_copy_(0, slots, value)
+    def places(self, slots: Tensor) -> Tensor:
+        """[T * KV] rows of D numbers in which the heads of the tokens at `slots` [T] are stored."""
+        block, offset = slots // self.size, slots % self.size
+        heads = torch.arange(self.heads, device=slots.device)
+        return ((block[:, None] * self.heads + heads) * self.size + offset[:, None]).flatten()
+
+    def pieces(self, blocks: Tensor) -> Tensor:
+        """[N, KV, B] pieces of `size` rows that hold [N, B] blocks, head by head."""
+        return blocks[:, None] * self.heads + torch.arange(self.heads, device=blocks.device)[:, None]
+
+    def write(self, layer: int, places: Tensor, key: Tensor, value: Tensor) -> None:
+        """Store [T, KV, D] keys and values of one layer at `places` [T * KV]."""
+        for storage, new in ((self.keys[layer], key), (self.values[layer], value)):
+            storage.view(-1, self.width).index_copy_(0, places, new.reshape(-1, self.width))
 
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero whole blocks in all layers."""
         for storage in (*self.keys, *self.values):
-            storage.view(self.count, -1)[list(blocks)] = 0
+            storage[list(blocks)] = 0
 
-    def finite(self, slots: Tensor) -> Tensor:
-        """[T] whether what stands at `slots` is finite: what was not in an earlier layer is not in the last one."""
-        sums = self.keys[-1][slots].sum(dim=(1, 2)) + self.values[-1][slots].sum(dim=(1, 2))
-        return sums.isfinite()
+    def finite(self, places: Tensor) -> Tensor:
+        """[T] whether what was written at `places` is finite: what was not in an earlier layer is not in the last."""
+        rows = (self.keys[-1].view(-1, self.width)[places], self.values[-1].view(-1, self.width)[places])
+        sums = rows[0].sum(dim=1) + rows[1].sum(dim=1)
+        return sums.view(-1, self.heads).isfinite().all(dim=1)
 
-    def read(self, layer: int, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of [N, B] blocks as [N, B * size, KV, D], good until the next read.
+    def read(self, layer: int, pieces: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of [N, KV, B] pieces as [N, KV, B * size, D], good until the next read.
 
         Gathered into memory that is kept: fresh pages would cost more than the copy.
         """
         kept = (self.keys[layer], self.values[layer])
-        keys, values = (self._gather(i, storage, blocks) for i, storage in enumerate(kept))
+        keys, values = (self._gather(i, storage, pieces) for i, storage in enumerate(kept))
         return keys, values
 
-    def _gather(self, which: int, storage: Tensor, blocks: Tensor) -> Tensor:
-        rows = storage.view(self.count, -1)  # a block is one contiguous copy
-        wanted = blocks.numel() * rows.size(1)
+    def _gather(self, which: int, storage: Tensor, pieces: Tensor) -> Tensor:
+        rows = storage.view(self.count * self.heads, -1)  # a piece is one contiguous copy
+        wanted = pieces.numel() * rows.size(1)
         if self._gathered[which].numel() < wanted:
             self._gathered[which] = storage.new_empty(wanted * 5 // 4)
-        out = self._gathered[which][:wanted].view(blocks.numel(), -1)
-        torch.index_select(rows, 0, blocks.flatten(), out=out)
-        return out.view(blocks.size(0), -1, *storage.shape[1:])
+        out = self._gathered[which][:wanted].view(pieces.numel(), -1)
+        torch.index_select(rows, 0, pieces.flatten(), out=out)
+        return out.view(*pieces.shape[:2], -1, self.width)
 
 
 @dataclass(frozen=True)
@@ -62,7 +74,7 @@ class CacheView:
     """One step's window on the cache: where each new token goes, and which blocks each sequence reads."""
 
     cache: PagedCache
-    slots: Tensor  # [T] where the key and value of each row are stored
+    places: Tensor  # [T * KV] where the keys and values of each row are stored; see PagedCache.places
     tables: Sequence[Sequence[int]]  # [N] the blocks of each sequence, in order
     lengths: Sequence[int]  # [N] tokens to read, the new ones included
 

@@ -3,6 +3,7 @@
 ModelError                 the base: a sentence for people
 ├── CheckpointError        a folder or file that cannot be loaded: names the file, and the tensor where there is one
 │   └── UnsupportedError   intact, but of a kind that is not loaded here: says what to do instead
+├── InvarianceError        this machine's kernels cannot give answers that do not depend on the batch
 ├── TemplateError          a chat template that refused the messages, or took too long or wrote too much
 └── EncodingError          text that is no text (lone surrogates) or token ids outside the vocabulary
 """
@@ -26,6 +27,10 @@ class CheckpointError(ModelError):
 
 class UnsupportedError(CheckpointError):
     """A checkpoint of a kind that is not loaded here; the message says what to do instead."""
+
+
+class InvarianceError(ModelError):
+    """A deterministic mode that this machine's kernels cannot hold; says which of them and for what shape."""
 
 
 class TemplateError(ModelError):

@@ -5,6 +5,7 @@ executor owns the network and the memory of the cache.  Whoever calls `step` lea
 a key or a value.
 """
 
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -39,11 +40,19 @@ class Executor(Protocol):
     def block_count(self) -> int:
         """Blocks in the cache; 0 for a network without a cache."""
 
+    @property
+    def poisoned(self) -> AbstractSet[int]:
+        """Cache blocks that hold a key or a value that is no number (infinite or NaN), as of the last step.
+
+        Whoever reads such a block gets nonsense from then on.  It stays named until a step starts it anew, that is
+        writes its first slot: then it is cleared first.  Empty for a network without a cache.
+        """
+
     def step(self, rows: Rows) -> Tensor:
         """Logits [len(wanted), V] of a generator, or states [len(wanted), W] of an encoder, as float32.
 
         Every row's keys and values are stored in the cache on the way.  An answer does not depend on what else is in
-        the step (to the precision of the executor; the native one: to the bit).
+        the step (to its precision; to the bit where the network was made so, see models.invariant).
         """
 
     def padding(self, rows: Rows) -> int:

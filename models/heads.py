@@ -19,7 +19,7 @@ Pooling = Literal["mean", "cls", "max", "last"]
 
 CLOSINGS: dict[Closing, Callable[[Tensor], Tensor]] = {
     "softmax": lambda raw: raw.softmax(dim=-1),
-    "sigmoid": torch.sigmoid,
+    "sigmoid": lambda raw: 1 / (1 + (-raw).exp()),  # torch.sigmoid rounds the last few of a batch differently
     "none": lambda raw: raw,
 }
 

@@ -5,6 +5,7 @@ included (0 * NaN is NaN), so blocks with such a key or value are remembered, an
 anew.
 """
 
+from collections.abc import Set as AbstractSet
 from itertools import pairwise
 from typing import cast
 
@@ -13,7 +14,6 @@ from torch import Tensor
 
 from models.attention import padding
 from models.cache import CacheView, PagedCache
-from models.config import ModelConfig
 from models.executor import Rows
 from models.heads import LanguageHead
 from models.ragged import Ragged
@@ -38,10 +38,9 @@ class TorchExecutor:
             PagedCache(network.config, block_count, block_size, self.dtype, self.device) if block_count else None
         )
 
-    @staticmethod
-    def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-        """Memory of one block: keys and values of `block_size` tokens in all layers."""
-        return 2 * config.depth * config.kv_heads * config.head_width * block_size * dtype.itemsize
+    @property
+    def poisoned(self) -> AbstractSet[int]:
+        return self._poisoned
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> Tensor:
@@ -61,7 +60,8 @@ class TorchExecutor:
     def _batch(self, rows: Rows, slots: list[int]) -> Ragged:
         cache = None
         if self.cache is not None:
-            cache = CacheView(self.cache, self._tensor(slots), rows.tables, self._seen(rows))
+            places = self.cache.places(self._tensor(slots))
+            cache = CacheView(self.cache, places, rows.tables, self._seen(rows))
         return Ragged(
             tokens=self._tensor(rows.tokens),
             positions=self._tensor(rows.positions),
@@ -87,7 +87,7 @@ class TorchExecutor:
         return [rows.positions[end - 1] + 1 for end in rows.starts[1:]]
 
     def _suspect(self, view: CacheView, slots: list[int]) -> None:
-        finite = view.cache.finite(view.slots).tolist()
+        finite = view.cache.finite(view.places).tolist()
         self._poisoned |= {slot // self.block_size for slot, good in zip(slots, finite, strict=True) if not good}
 
     def _cleanse(self, slots: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""The command line: `polyhead serve | chat | classify | embed | models | train`.
+"""The command line: `polyhead serve | chat | classify | embed | models | train | check | verify-determinism`.
 
 Knows what to call, not how it works.  The one idea: nothing is imported before it is needed (the only module that may
 do so), so that `--help` doesn't wait for torch.
@@ -152,6 +152,65 @@ def train(
         raise fail(error) from None
     for name, value in vars(result).items():
         typer.echo(f"{name}: {value}")
+
+
+@app.command("verify-determinism")
+def verify_determinism(
+    source: Annotated[str, typer.Argument(help="A checkpoint, as for serve.", show_default=False)],
+    deterministic: Annotated[bool, typer.Option(help="In the mode that promises equal answers.")] = True,
+    precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    count: Annotated[int, typer.Option(min=2, help="Prompts made up of random tokens.")] = 200,
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts instead, one a line.")] = None,
+) -> None:
+    """Compare answers in company with those given alone, to the bit."""
+    from service import settings
+
+    settings.prepare_process()
+    from models.errors import ModelError
+    from service import determinism
+
+    chosen = {"models": {"verified": source}, "deterministic": deterministic, "precision": precision}
+    try:
+        loaded = determinism.opened(settings.read(chosen))
+        requests = determinism.from_file(loaded, prompts) if prompts else determinism.made_up(loaded, count)
+        verdicts = determinism.verify(loaded, requests, say_progress)
+    except settings.SettingsError as error:
+        raise fail(error, 2) from None
+    except ModelError as error:
+        raise fail(error) from None
+    typer.echo(determinism.table(verdicts))
+    if deterministic and any(verdict.equal < verdict.total for verdict in verdicts):
+        raise fail("answers depend on the batch")
+
+
+def say_progress(what: str, done: int, total: int) -> None:
+    """One line, written over; on the error output, so that the other can be kept."""
+    typer.echo(f"\r\x1b[K{what}: {done} of {total}" if done < total else "\r\x1b[K", nl=False, err=True)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="[FLAGS OF SERVE]",
+    epilog="Takes [NAME=]SOURCE... and the flags of serve; serve --help lists them.",
+)
+def check(ctx: typer.Context) -> None:
+    """Say what models would take in memory, and what to change if it is too much.  No weights are read."""
+    from models.errors import ModelError
+    from service import flags, settings
+    from service.check import checked, named
+
+    try:
+        given = flags.parse(ctx.args)
+        if "models" not in given:
+            raise settings.SettingsError("name what is to be checked: polyhead check SOURCE")
+        said, fits = checked(settings.read(given | {"models": named(given["models"])}))
+    except settings.SettingsError as error:
+        raise fail(error, 2) from None
+    except ModelError as error:
+        raise fail(error) from None
+    typer.echo(said)
+    if not fits:
+        raise typer.Exit(1)
 
 
 def main() -> None:

@@ -8,11 +8,14 @@ PolyheadError
 ├── NotFound            404  no such route or model
 ├── MethodNotAllowed    405  the route exists, for another verb
 ├── BodyTooLarge        413  the body exceeds the limit
+├── Conflict            409  another change of the served models is going on, or it contradicts what is served
 ├── Overloaded          429  over the admission bound; `retry_after` seconds
+├── ClientGone          499  the client left before its request reached the engine; nobody reads this
 ├── StepFailed          500  the step that carried this request failed
 ├── Unavailable         503  loading, draining or broken; `retry_after` seconds
 ├── Stopped             503  the engine ended before this request did
-└── Expired             504  the deadline passed
+├── Expired             504  the deadline passed
+└── NoRoom              507  a model does not fit in the memory there is
 """
 
 
@@ -60,8 +63,16 @@ class BodyTooLarge(PolyheadError):
     status, code = 413, "body_too_large"
 
 
+class Conflict(PolyheadError):
+    status, code = 409, "conflict"
+
+
 class Overloaded(PolyheadError):
     status, code = 429, "overloaded"
+
+
+class ClientGone(PolyheadError):
+    status, code = 499, "client_gone"  # as nginx logs it
 
 
 class StepFailed(PolyheadError):
@@ -78,3 +89,7 @@ class Stopped(PolyheadError):
 
 class Expired(PolyheadError):
     status, code = 504, "expired"
+
+
+class NoRoom(PolyheadError):
+    status, code = 507, "insufficient_memory"

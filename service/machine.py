@@ -3,17 +3,28 @@
 Knows nothing of models.
 """
 
+import asyncio
+import ctypes
 import math
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 MEMINFO = Path("/proc/meminfo")
 GROUPS = Path("/sys/fs/cgroup")
-MEMORY = (("memory.max", "memory.current"), ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"))
+MEMORY = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
 UNKNOWN = 4 << 30  # what is assumed of a system that doesn't say
+RESERVE = 128 << 20  # bytes left alone at least: what libraries and the allocator keep, requests and their texts
+RESERVED = 0.1  # of the free memory, if that is more
+STATM = Path("/proc/self/statm")
+SLACK = 64 << 20  # bytes that a process may grow by before what is free in it is given back
+GLANCE_S = 1.0
 
 
 def free_memory(device: torch.device) -> int:
@@ -23,14 +34,61 @@ def free_memory(device: torch.device) -> int:
     return min(memory_limits(), default=UNKNOWN)
 
 
+def spendable_memory(device: torch.device) -> int:
+    """Of the free memory, what may be planned with."""
+    free = free_memory(device)
+    return max(free - max(int(free * RESERVED), RESERVE), 0)
+
+
 def memory_limits() -> Iterator[int]:
     """What the system has left, and what the container may still take."""
     if MEMINFO.exists():
         lines = dict(line.split(":", 1) for line in MEMINFO.read_text().splitlines())
         yield int(lines["MemAvailable"].split()[0]) << 10
-    for limit, used in MEMORY:  # control groups of version 2 and of version 1
+    for limit, used, statistics in MEMORY:  # control groups of version 2 and of version 1
         if (GROUPS / limit).exists() and (text := (GROUPS / limit).read_text().strip()).isdecimal():
-            yield max(int(text) - int((GROUPS / used).read_text()), 0)
+            taken = int((GROUPS / used).read_text()) - reclaimable(GROUPS / statistics)
+            yield max(int(text) - max(taken, 0), 0)
+
+
+def reclaimable(statistics: Path) -> int:
+    """Bytes of files in a container's memory that nobody has used lately: they count as used and go when asked."""
+    if not statistics.exists():
+        return 0
+    lines = dict(line.split(maxsplit=1) for line in statistics.read_text().splitlines())
+    return int(lines.get("total_inactive_file", lines.get("inactive_file", "0")))
+
+
+def resident_memory() -> int:
+    """Bytes of this process in memory; 0 on a system that doesn't say."""
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if STATM.exists() else 0
+
+
+def trim() -> None:
+    """Have the C library give back free memory; another than glibc is left alone."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def give_back() -> None:
+    """Return to the system, and to the device, what nobody holds any more."""
+    trim()
+    torch.cuda.empty_cache()
+
+
+async def keep_low() -> None:
+    """For ever: see that the C library doesn't keep what is free.
+
+    Tensors of ever new sizes leave holes in its heap, which stay resident: with steps of mixed lengths they grew to ten
+    times what a step needs, and went on growing.
+    """
+    floor = resident_memory()
+    while True:
+        await asyncio.sleep(GLANCE_S)
+        if resident_memory() > floor + SLACK:
+            await asyncio.to_thread(trim)  # it takes some milliseconds, without the interpreter's lock
+            floor = resident_memory()
+        floor = min(floor, resident_memory())
 
 
 def compute_threads() -> int:

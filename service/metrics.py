@@ -5,8 +5,8 @@ page, with a collector registry of its own, so that two servers in one process d
 labels only if they are served here, so that nobody can fill the page with names of their own.
 """
 
-from collections.abc import Callable, Collection
-from typing import Protocol
+from collections.abc import Callable, Collection, Mapping
+from typing import Literal, Protocol
 
 from prometheus_client import (
     CollectorRegistry,
@@ -29,6 +29,30 @@ SECONDS = (
 SEQUENCES = tuple(float(1 << power) for power in range(0, 11))
 TOKENS = tuple(float(1 << power) for power in range(0, 17, 2))
 LABELS = ("model", "task")
+Missed = Literal["rejected", "aborted", "expired"]  # how HTTP requests end that the engine never had
+
+
+class Open(Protocol):
+    """Texts and prompts of one model that are not answered yet."""
+
+    @property
+    def waiting(self) -> int: ...
+
+    @property
+    def running(self) -> int: ...
+
+
+class Watched(Protocol):
+    """What is asked of the engine whenever the page is read."""
+
+    @property
+    def tokens(self) -> int:
+        """Of prompts and texts not answered yet."""
+
+    def stalled(self) -> float:
+        """Seconds without progress while somebody waits."""
+
+    def counts(self) -> Mapping[tuple[str, Task], Open]: ...
 
 
 class Described(Protocol):
@@ -52,7 +76,9 @@ class Metrics:
 
     def __init__(self, models: Collection[str]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, with a time
-        self._models = frozenset(models)
+        self._models = set(models)
+        self._described: dict[str, tuple[str, ...]] = {}  # labels of model_info
+        self._open: Callable[[], Mapping[tuple[str, Task], Open]] = dict
         self._page = CollectorRegistry()
         ProcessCollector(registry=self._page)
         GCCollector(registry=self._page)
@@ -66,12 +92,18 @@ class Metrics:
     def _declare_requests(self) -> None:
         self._requests = self._counter(
             "requests",
-            "Texts and prompts by how they ended; HTTP requests refused before they were read count once, as rejected.",
+            "Texts and prompts by how they ended; HTTP requests that ended before there were any count once.",
             *("model", "task", "outcome"),
+        )
+        self._received = self._counter(
+            "requests_received",
+            "Texts and prompts that came; at rest as many as have ended.",
+            *LABELS,
         )
         self._rejections = self._counter("rejections", "HTTP requests answered with an error, by its code.", "code")
         self._http = self._counter("http_requests", "HTTP requests by route and status.", "method", "route", "status")
         self._in_flight = Gauge("polyhead_http_requests_in_flight", "HTTP requests admitted.", registry=self._page)
+        self._cut = self._counter("connections_cut", "Connections of clients that did not read what they were sent.")
         self._waiting = self._gauge("requests_waiting", "Texts and prompts that wait for their first step.", *LABELS)
         self._running = self._gauge("requests_running", "Texts and prompts being computed.", *LABELS)
         self._request_s = self._histogram("request_seconds", "From submission to the last event.", SECONDS, *LABELS)
@@ -97,6 +129,8 @@ class Metrics:
 
     def _declare_steps(self) -> None:
         self._steps = self._counter("engine_steps", "Steps of the engine.", *LABELS)
+        self._tokens_in_flight = self._gauge("tokens_in_flight", "Tokens of texts and prompts not answered yet.")
+        self._stalled_s = self._gauge("engine_stalled_seconds", "Time without a step while somebody waits for one.")
         self._batch_sequences = self._histogram("batch_sequences", "Sequences in a step.", SEQUENCES, *LABELS)
         self._batch_tokens = self._histogram("batch_tokens", "Tokens in a step.", TOKENS, *LABELS)
         self._padding = self._counter("padding_tokens", "Token slots computed for no token.", *LABELS)
@@ -117,8 +151,6 @@ class Metrics:
         self._batch_tokens.labels(*labels).observe(report.tokens)
         self._tokens.labels(*labels, "computed").inc(report.tokens)
         self._padding.labels(*labels).inc(report.padding)
-        self._running.labels(*labels).set(report.running)
-        self._waiting.labels(*labels).set(report.waiting)
         self._stage_s.labels(*labels, "forward").observe(report.forward_s)
         for seconds in report.queue_s:
             self._stage_s.labels(*labels, "queue").observe(seconds)
@@ -147,19 +179,28 @@ class Metrics:
 
     def rested(self, model: str, task: Task) -> None:
         """Nothing of this model waits or runs."""
-        labels = (self._name(model), task)
-        gauges = (self._running, self._waiting, self._blocks_used)
-        for gauge in gauges if task == "generate" else gauges[:2]:
-            gauge.labels(*labels).set(0)
+        if task == "generate":
+            self._blocks_used.labels(self._name(model), task).set(0)
 
     def tokenised(self, model: str, task: Task, seconds: float) -> None:
         """A request's texts became tokens, or were found not to."""
         self._stage_s.labels(self._name(model), task, "tokenise").observe(seconds)
 
-    def rejected(self, code: str, model: str = "", task: str = "") -> None:
-        """An HTTP request was refused before anything reached the engine; `code` is the error's."""
-        self._rejections.labels(code).inc()
-        self._requests.labels(self._name(model), task, "rejected").inc()
+    def received(self, model: str, task: Task, count: int) -> None:
+        """So many texts or prompts were submitted; each will end once."""
+        self._received.labels(self._name(model), task).inc(count)
+
+    def missed(self, outcome: Missed, code: str, model: str = "", task: str = "") -> None:
+        """An HTTP request ended before anything of it reached the engine; `code` is the error's."""
+        labels = (self._name(model), task)
+        self._received.labels(*labels).inc()
+        self._requests.labels(*labels, outcome).inc()
+        if outcome == "rejected":
+            self._rejections.labels(code).inc()
+
+    def cut(self) -> None:
+        """A client that did not read was cut off."""
+        self._cut.inc()
 
     def answered(self, method: str, route: str, status: int) -> None:
         """An HTTP request is over; `route` is the route's template, not the path that was asked for."""
@@ -169,21 +210,45 @@ class Metrics:
         """Ask `count` for the HTTP requests in flight whenever the page is read."""
         self._in_flight.set_function(count)
 
+    def watch_engine(self, engine: Watched) -> None:
+        """Ask `engine` what is under way whenever the page is read."""
+        self._tokens_in_flight.set_function(lambda: engine.tokens)
+        self._stalled_s.set_function(engine.stalled)
+        self._open = engine.counts
+
     def loaded(self, model: Described) -> None:
         """A model is ready.  Its series appear at once, at zero, so that rates over a first minute are right."""
         labels = (model.name, model.task)
-        self._info.labels(*labels, model.family, model.dtype).set(1)
+        self._forget(model.name)
+        self._models.add(model.name)
+        self._described[model.name] = (*labels, model.family, model.dtype)
+        self._info.labels(*self._described[model.name]).set(1)
         self._ready.labels(model.name).set(1)
         for outcome in ("done", "failed", "aborted", "expired"):
             self._requests.labels(*labels, outcome)
-        for metric in (self._running, self._waiting, self._request_s, self._steps, self._padding):
+        for metric in (self._received, self._running, self._waiting, self._request_s, self._steps, self._padding):
             metric.labels(*labels)
         if model.task == "generate":
             for metric in (self._first_s, self._inter_s, self._preemptions, self._prefix):
                 metric.labels(*labels)
 
+    def unloaded(self, model: Described) -> None:
+        """A model is gone.  What it counted stays, for rates; what it was is said no more."""
+        labels = (model.name, model.task)
+        self._forget(model.name)
+        self._ready.labels(model.name).set(0)
+        for gauge in (self._running, self._waiting, *((self._blocks,) if model.task == "generate" else ())):
+            gauge.labels(*labels).set(0)
+
+    def _forget(self, name: str) -> None:
+        if name in self._described:
+            self._info.remove(*self._described.pop(name))
+
     def page(self, accept: str) -> tuple[bytes, str]:
         """The page and its content type: OpenMetrics if `accept` asks for it, the Prometheus text format otherwise."""
+        for (model, task), count in self._open().items():
+            self._waiting.labels(self._name(model), task).set(count.waiting)
+            self._running.labels(self._name(model), task).set(count.running)
         encode, content_type = choose_encoder(accept)
         return encode(self._page), content_type
 

@@ -44,6 +44,18 @@ def concerning(model: Model) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """A served name as an administrator sees it.  `memory` in bytes, as predicted; 0 and no task before it is ready."""
+
+    name: str
+    source: str
+    state: "State"
+    task: Task | None
+    memory: int
+    aliases: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class State:
     """How far a served name is; `fraction` of its file is read, `why` it is broken is a sentence for people."""
 

@@ -1,36 +1,27 @@
 """Served models by name: what each is, how far it is, and the worker that computes it.
 
-Knows no HTTP.  The one idea: models load one after the other on the engine thread, in pieces between which the models
-that are ready answer; one that cannot be loaded says why and leaves the others alone.
+Knows no HTTP.  The one idea: models change one after the other, and a name belongs to the old one until the new one is
+warm; one that cannot be loaded says why and leaves the others alone.
 """
 
 import asyncio
 import logging
 import math
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol, cast
+from collections.abc import Collection, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
-import torch
-
-from models import checkpoint
-from models.checkpoint import Checkpoint
-from models.errors import CheckpointError, ModelError
-from models.heads import LanguageHead
-from models.torch_executor import TorchExecutor
-from service import machine
-from service.engine.encoder import Encoder, Head
+from models.errors import ModelError
+from service.change import Change
 from service.engine.engine import Engine, Stream
-from service.engine.generator import Generator
 from service.engine.worker import Worker
-from service.errors import BadRequest, NotFound, PolyheadError, Unavailable
-from service.model import Model, State, concerning
+from service.errors import BadRequest, Conflict, NotFound, PolyheadError, Stopped, Unavailable
+from service.loader import Described, Executed, Loader, Served
+from service.model import Known, Model, State, concerning
 from service.request import Request, Task
-from service.settings import Settings, SettingsError
+from service.settings import NAME, Settings, SettingsError
 
-CACHE_TOKENS = 16_384  # of a generator on a CPU, unless its context is longer or memory scarce
-CACHE_SHARE = {"cpu": 0.5, "cuda": 0.8}  # of the free memory, for the caches of all models still to come
+LATE_S = 1.0  # for requests that found a model before it was taken away and are not submitted yet
 LONGEST_WAIT = 60  # seconds
 DOES: Mapping[Task, str] = {
     "generate": "generate text",
@@ -38,44 +29,37 @@ DOES: Mapping[Task, str] = {
     "rank": "rank",
     "embed": "embed",
 }
-REFUSALS = (ModelError, OSError, MemoryError)  # a sentence says it all; elsewhere a traceback helps
+REFUSALS = (ModelError, PolyheadError, OSError, MemoryError)  # a sentence says it all; elsewhere a traceback helps
+STOPPED = (Stopped, Unavailable)  # the engine ends, and nothing is wrong with the model
 
 log = logging.getLogger("polyhead.registry")
 
 
 class Told(Protocol):
-    """Who hears that a model is ready."""
+    """Who hears that models come and go."""
 
     def loaded(self, model: Model) -> None: ...
 
-
-@dataclass(frozen=True)
-class Place:
-    """Where networks run and in what format."""
-
-    device: torch.device
-    dtype: torch.dtype
-
-
-def placed(settings: Settings) -> Place:
-    """Raises SettingsError if a GPU is asked for and there is none."""
-    present = torch.cuda.is_available()
-    if settings.device == "cuda" and not present:
-        raise SettingsError("device: cuda is asked for and torch finds no GPU here; use auto or cpu")
-    gpu = present and settings.device != "cpu"
-    wanted = settings.precision if settings.precision != "auto" else ("bfloat16" if gpu else "float32")
-    return Place(torch.device("cuda" if gpu else "cpu"), {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted])
+    def unloaded(self, model: Model) -> None: ...
 
 
 class Registry:
     """Lives on the event loop thread; what the engine thread writes is one state at a time."""
 
-    def __init__(self, engine: Engine, settings: Settings, told: Told) -> None:
-        self._engine, self._settings, self._told = engine, settings, told
-        self._place = placed(settings)
-        self._models: dict[str, Model] = {}
+    def __init__(self, engine: Engine, settings: Settings, told: Told, executed: Executed = lambda it: it) -> None:
+        """Raises SettingsError where the settings name a device or a model that is not there."""
+        refuse_unknown(settings)
+        self._engine, self._told = engine, told
+        self._loader = Loader(engine, settings, executed)
+        self._sources = dict(settings.models)
         self._states = {name: State("waiting") for name in settings.models}
+        self._served: dict[str, Served] = {}
+        self._retiring: list[Served] = []
+        self._aliases: dict[str, str] = {}
+        self._change: Change | None = None  # the last one
         self._began = time.monotonic()
+
+    # Who is there
 
     def names(self) -> list[str]:
         """All names there are, in the order they were given, ready or not."""
@@ -86,15 +70,21 @@ class Registry:
 
     def models(self) -> list[Model]:
         """The ready ones."""
-        return [self._models[name] for name in self._states if name in self._models]
+        return [self._served[name].model for name in self._states if name in self._served]
+
+    def known(self) -> list[Known]:
+        return [self._known(name) for name in self._states]
+
+    def memory(self) -> tuple[int, int]:
+        """Bytes of the budget, and those of it that are free."""
+        return self._loader.budget.limit, self._loader.budget.free
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
         """The model called `name`, if it is ready and does one of `tasks`; the error says what would be right."""
-        if name not in self._states:
-            raise NotFound(f"no model is called {name[:100]!r}; there are: {', '.join(self._states)}", param="model")
-        if name not in self._models:
+        name = self._aliases.get(name, name)
+        if name not in self._served:
             raise self._unavailable(name)
-        model = self._models[name]
+        model = self._served[name].model
         if model.task not in tasks:
             fitting = ", ".join(other.name for other in self.models() if other.task in tasks) or "none here"
             raise BadRequest(
@@ -117,106 +107,168 @@ class Registry:
 
     def submit(self, model: Model, requests: Sequence[Request]) -> list[Stream]:
         with concerning(model):
-            return self._engine.submit(model.name, requests)
+            return self._engine.submit(self._worker(model), requests)
+
+    # At the start
 
     async def load_all(self) -> None:
-        """Load every model, in order.  Those that cannot be loaded are broken; nothing is raised for them."""
+        """Load the models of the settings, in order.  Those that cannot be loaded are broken; nothing is raised."""
         self._began = time.monotonic()
-        for name, source in self._settings.models.items():
-            # Whatever a checkpoint makes a library raise breaks that model alone.
-            (outcome,) = await asyncio.gather(self._load(name, source), return_exceptions=True)
-            if isinstance(outcome, Exception):
-                self._states[name] = State("broken", why=sentence(outcome))
-                trace = None if isinstance(outcome, REFUSALS) else outcome
-                log.error("%s is broken: %s", name, self._states[name].why, exc_info=trace)
-            elif outcome is not None:
-                raise outcome  # cancelled
+        change = self._change = Change("", "loading the models of the settings")
+        described: dict[str, Described] = {}
+        for name, source in self._sources.items():
+            await self._attempt(name, self._describe(name, source, described))
+        for name in list(described):
+            await self._attempt(name, self._load_first(name, described))
+        change.phase = "over"
 
-    async def _load(self, name: str, source: str) -> None:
-        began = time.perf_counter()
-        self._states[name] = State("loading")
-        loaded = await self._engine.call(lambda: self._read(name, source))
-        read = time.perf_counter()
-        model = self._described(name, loaded)
-        worker, model = await self._engine.call(lambda: self._employ(model, loaded))
-        await self._engine.call(worker.warm_up)
-        self._engine.add(name, worker)
-        self._models[name], self._states[name] = model, State("ready", 1.0)
-        self._told.loaded(model)
-        warm = time.perf_counter() - read
-        size = loaded.weight_bytes / 2**20
-        log.info(
-            "%s is ready: %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s",
-            *(name, model.family, model.task, size, read - began, warm),
-        )
+    async def _attempt(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever a checkpoint makes a library raise breaks that model alone."""
+        outcome = await outcome_of(work)
+        if isinstance(outcome, STOPPED):
+            raise asyncio.CancelledError
+        if isinstance(outcome, Exception):
+            self._states[name] = State("broken", why=sentence(outcome))
+            complain(f"{name} is broken", outcome)
+        elif outcome is not None:
+            raise outcome  # cancelled
 
-    def _read(self, name: str, source: str) -> Checkpoint:
-        """On the engine thread."""
+    async def _describe(self, name: str, source: str, described: dict[str, Described]) -> None:
+        described[name] = await self._loader.describe(name, source)
 
-        def progress(done: int, total: int) -> None:
-            self._states[name] = State("loading", min(done / total, 1.0) if total else 0.0)
+    async def _load_first(self, name: str, described: dict[str, Described]) -> None:
+        def heard(fraction: float) -> None:
+            self._states[name] = State("loading", fraction)
 
-        return checkpoint.load(source, dtype=self._place.dtype, device=self._place.device, progress=progress)
+        heard(0.0)
+        mine = described.pop(name)
+        self._publish(await self._loader.load(mine, heard, [other.sized for other in described.values()]))
 
-    def _described(self, name: str, loaded: Checkpoint) -> Model:
-        return Model(
-            name=name,
-            task=loaded.task,
-            family=loaded.family,
-            labels=loaded.labels,
-            max_tokens=loaded.max_tokens,
-            vocab_size=loaded.config.vocab_size,
-            width=loaded.config.width,
-            dtype=loaded.dtype,
-            source=loaded.source,
-            created=int(time.time()),
-            tokenizer=loaded.tokenizer,
-            chat=loaded.chat,
-            stop_tokens=loaded.stop_tokens,
-        )
+    # Later
 
-    def _employ(self, model: Model, loaded: Checkpoint) -> tuple[Worker, Model]:
-        """A worker for a model, and the model as this worker can serve it.  On the engine thread."""
-        settings = self._settings
-        if not isinstance(loaded.head, LanguageHead):
-            executor = TorchExecutor(loaded.network)
-            budget = settings.encoder_step_tokens
-            head = cast(Head, loaded.head)
-            return Encoder(executor, head, model=model.name, task=model.task, token_budget=budget), model
-        blocks = self._cache_blocks(loaded)
-        executor = TorchExecutor(loaded.network, loaded.head, block_count=blocks, block_size=settings.block_size)
-        worker = Generator(
-            executor,
-            model=model.name,
-            token_budget=settings.step_tokens,
-            sequence_budget=settings.max_running,
-            prefill_chunk=settings.prefill_chunk,
-        )
-        fits = blocks * settings.block_size
-        if fits < model.max_tokens:
-            log.warning("%s: its context is %d tokens, its cache holds %d", model.name, model.max_tokens, fits)
-        return worker, replace(model, max_tokens=min(model.max_tokens, fits))
+    def load(self, name: str, source: str) -> Change:
+        """One more model.  Raises BadRequest or Conflict before anything is begun."""
+        refuse_name(name, "name")
+        if name in self._states:
+            raise Conflict(f"{name} is served already; reload it, or unload it first", param="name")
+        if name in self._aliases:
+            raise Conflict(f"{name} is an alias of {self._aliases[name]}; remove it first", param="name")
+        change = self._next(name, f"loading {name} from {source}")
+        return self._begin(change, self._load(change, source, 0.0))
 
-    def _cache_blocks(self, loaded: Checkpoint) -> int:
-        """As many as are asked for, or as are useful and fit in this model's share of the free memory."""
-        size, place = self._settings.block_size, self._place
-        if self._settings.cache_tokens:
-            return math.ceil(self._settings.cache_tokens / size)
-        pending = sum(not state.settled for state in self._states.values())
-        share = machine.free_memory(place.device) * CACHE_SHARE[place.device.type] / pending
-        block_bytes = TorchExecutor.block_bytes(loaded.config, size, place.dtype)
-        useful = self._settings.max_running * loaded.max_tokens
-        if place.device.type == "cpu":
-            useful = min(useful, max(loaded.max_tokens, CACHE_TOKENS))
-        blocks = min(math.ceil(useful / size), int(share // block_bytes))
-        if not blocks:
-            raise CheckpointError(
-                f"no memory is left for a cache: a block needs {block_bytes} bytes; free some or set cache_tokens",
-                file=loaded.source,
-            )
-        return blocks
+    def reload(self, name: str, source: str, drain_s: float) -> Change:
+        """The same name from its source, or from a new one; the old one serves until the new one is warm."""
+        self._refuse_unknown(name)
+        source = source or self._sources[name]
+        change = self._next(name, f"reloading {name} from {source}")
+        return self._begin(change, self._load(change, source, drain_s))
+
+    def unload(self, name: str, drain_s: float) -> Change:
+        """The name is gone at once; what runs may end in `drain_s` seconds."""
+        self._refuse_unknown(name)
+        aliases = self._aliases_of(name)
+        if aliases:
+            raise Conflict(f"{name} has aliases: {', '.join(aliases)}; remove them first, or point them elsewhere")
+        change = self._next(name, f"unloading {name}")
+        change.phase = "draining"
+        del self._states[name], self._sources[name]
+        return self._begin(change, self._unload(name, drain_s))
+
+    def alias(self, alias: str, name: str) -> None:
+        """From now on requests to `alias` are requests to `name`."""
+        refuse_name(alias, "alias")
+        if alias in self._states or (self.change and self.change.name == alias):
+            raise Conflict(f"{alias} is a model, an alias cannot have its name", param="alias")
+        self._refuse_unknown(name)
+        self._aliases[alias] = name
+
+    def unalias(self, alias: str) -> None:
+        if alias not in self._aliases:
+            raise NotFound(f"no alias is called {alias[:100]!r}; there are: {', '.join(self._aliases) or 'none'}")
+        del self._aliases[alias]
+
+    @property
+    def change(self) -> Change | None:
+        """What is going on."""
+        return self._change if self._change and self._change.phase != "over" else None
+
+    def _next(self, name: str, what: str) -> Change:
+        if self.change:
+            progress = f", {self.change.fraction:.0%} is read" if self.change.phase == "loading" else ""
+            raise Conflict(f"{self.change.what} is going on{progress}; models change one after the other")
+        return Change(name, what)
+
+    def _begin(self, change: Change, work: Coroutine[Any, Any, None]) -> Change:
+        log.info("%s", change.what)
+        self._change = change
+        change.begin(self._tidied(change.what, work))
+        return change
+
+    async def _tidied(self, what: str, work: Coroutine[Any, Any, None]) -> None:
+        """Whatever it leaves behind is given back.  Raises a PolyheadError."""
+        outcome = await outcome_of(work)
+        if isinstance(outcome, Exception):
+            complain(f"{what} failed", outcome)
+            outcome = failure(what, outcome)  # without the traceback, which holds all that was read
+        if not isinstance(outcome, STOPPED):
+            await self._loader.give_back()
+        if outcome is not None:
+            raise outcome
+
+    async def _load(self, change: Change, source: str, drain_s: float) -> None:
+        described = await self._loader.describe(change.name, source)
+        old = [self._served[change.name]] if change.name in self._served else []
+        served = await self._loader.load(described, change.hear)
+        self._sources[change.name] = source
+        self._publish(served)  # nothing is awaited in between: whoever asks finds the one or the other
+        change.phase = "draining"
+        while old:
+            await self._retire(old.pop(), drain_s)
+
+    async def _unload(self, name: str, drain_s: float) -> None:
+        if name in self._served:  # else it was broken
+            await self._retire(self._served.pop(name), drain_s)
+
+    async def _retire(self, served: Served, drain_s: float) -> None:
+        self._retiring.append(served)
+        late = min(LATE_S, drain_s)
+        await asyncio.sleep(late)
+        self._retiring.remove(served)
+        await self._loader.retire(served, drain_s - late)
+        if served.model.name not in self._states:
+            self._told.unloaded(served.model)
+
+    def _publish(self, served: Served) -> None:
+        name = served.model.name
+        self._served[name], self._states[name] = served, State("ready", 1.0)
+        self._told.loaded(served.model)
+
+    # What is said of a name
+
+    def _worker(self, model: Model) -> Worker:
+        for served in (*self._retiring, *self._served.values()):
+            if served.model is model:
+                return served.worker
+        raise Unavailable(f"{model.name} was taken away while this was read; send it again", retry_after=1)
+
+    def _known(self, name: str) -> Known:
+        served = self._served.get(name)
+        task, memory = (served.model.task, served.need.total) if served else (None, 0)
+        return Known(name, self._sources[name], self._states[name], task, memory, tuple(self._aliases_of(name)))
+
+    def _aliases_of(self, name: str) -> list[str]:
+        return [alias for alias, target in self._aliases.items() if target == name]
+
+    def _refuse_unknown(self, name: str) -> None:
+        if name not in self._states:
+            raise NotFound(f"no model is called {name[:100]!r}; there are: {', '.join(self._states)}", param="model")
 
     def _unavailable(self, name: str) -> PolyheadError:
+        if self.change and self.change.name == name and self.change.phase == "loading":
+            return Unavailable(f"{name} is not ready yet, {self.change.fraction:.0%} is read", retry_after=1)
+        if name not in self._states:
+            there = ", ".join((*self._states, *self._aliases))
+            return NotFound(f"no model is called {name[:100]!r}; there are: {there}", param="model")
         state = self._states[name]
         if state.phase == "broken":
             return Unavailable(f"{name} could not be loaded: {state.why}")
@@ -230,8 +282,39 @@ class Registry:
         return min(max(math.ceil(elapsed * (1 - done) / max(done, 0.01)), 1), LONGEST_WAIT)
 
 
+def refuse_unknown(settings: Settings) -> None:
+    """Raises SettingsError where a weight is given to a model that is not served."""
+    unknown = [name for name in settings.weights if name not in settings.models]
+    if unknown:
+        raise SettingsError(f"weights: no model is called {unknown[0]!r}; there are: {', '.join(settings.models)}")
+
+
+def refuse_name(name: str, param: str) -> None:
+    if not NAME.fullmatch(name):
+        message = f"{param}: {name[:60]!r} is no name: letters, digits, dots, dashes and underscores, 128 at most"
+        raise BadRequest(message, param=param)
+
+
+async def outcome_of(work: Coroutine[Any, Any, None]) -> BaseException | None:
+    """What it raised."""
+    outcomes: Sequence[BaseException | None] = await asyncio.gather(work, return_exceptions=True)
+    return outcomes[0]
+
+
 def wanted(tasks: Collection[Task]) -> str:
     return " or ".join(DOES[task] for task in sorted(tasks))
+
+
+def complain(what: str, error: Exception) -> None:
+    log.error("%s: %s", what, sentence(error), exc_info=None if isinstance(error, REFUSALS) else error)
+
+
+def failure(what: str, error: Exception) -> PolyheadError:
+    """What is said to whoever asked for a change that failed."""
+    if isinstance(error, PolyheadError):
+        return error
+    why = f"{what} failed: {sentence(error)}"
+    return BadRequest(why, param="source") if isinstance(error, REFUSALS) else PolyheadError(why)
 
 
 def sentence(error: Exception) -> str:

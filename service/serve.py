@@ -2,35 +2,49 @@
 
 Knows no route.  The one idea: it listens first and loads then, so that probes are answered from the first moment; and
 it leaves in the opposite order: not ready and nothing new (still answering probes), what is in flight, the engine,
-the connections.
+the connections.  Whatever hangs meanwhile (a client that doesn't read, a step, a tokeniser), GRACE seconds after
+`drain_seconds` the process is gone.
 """
 
 import asyncio
+import gc
 import logging
 import math
 import os
 import socket
+import sys
+import threading
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
+from typing import cast
 
 import uvicorn
 from fastapi import FastAPI
 
+from models.executor import Executor
 from service import quickstart
-from service.api.admission import Admission
+from service.api.admission import Admission, Bounds
 from service.api.app import build
+from service.api.connection import Connection
+from service.api.security import client_keys
 from service.api.server import Server
 from service.engine.engine import Engine
-from service.machine import compute_threads
+from service.loader import Executed
+from service.machine import compute_threads, keep_low
 from service.metrics import Metrics
-from service.registry import Registry, placed
+from service.place import placed
+from service.registry import Registry
 from service.settings import Settings, SettingsError
 from service.text import Text
 
-LAST_WORDS = 5  # seconds for errors to leave, once the time is over
+LAST_WORDS = 3  # seconds for errors to leave, once the time is over
+GRACE = 8  # seconds after which the process is gone, whatever still hangs
+SWITCH = 0.0005  # seconds a busy thread computes before it lets another one
+SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel keeps for a client that doesn't read; Linux doubles it
 KEEP_ALIVE = 75  # seconds an idle connection is kept: longer than clients keep theirs, so that they close first
 
 log = logging.getLogger("polyhead")
@@ -45,10 +59,15 @@ class Clock:
     fetched: float  # the models
 
 
-def serve(settings: Settings, began: float) -> int:
+def unchanged(executor: Executor) -> Executor:
+    return executor
+
+
+def serve(settings: Settings, began: float, executed: Executed = unchanged) -> int:
     """Serve until a signal comes; the exit status.  1 if no model could be loaded.
 
-    Raises SettingsError if the address cannot be listened on, CheckpointError if quick-start models cannot be fetched.
+    `executed` gets every executor and gives the one to be used: tests put faults in between.  Raises SettingsError if
+    the address cannot be listened on, CheckpointError if quick-start models cannot be fetched.
     """
     imported = time.perf_counter()
     listener = bound(settings.host, settings.port)
@@ -56,27 +75,37 @@ def serve(settings: Settings, began: float) -> int:
         quickstart.fetch_all(settings.model_dir)
         settings = settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
     clock = Clock(began, imported, time.perf_counter())
-    admission = Admission(settings.max_requests)
-    process = Process(settings, admission, listener)
-    process.config.app = app = assemble(settings, admission, lambda registry: process.settled(registry, clock))
-    process.stop = app.state.stop
+    app = assemble(settings, lambda registry: process.settled(registry, clock), executed)
+    process = Process(settings, app, listener)
+    share_the_interpreter()
     process.run(sockets=[listener])
     return process.code
 
 
-def assemble(settings: Settings, admission: Admission, settled: Callable[[Registry], None]) -> FastAPI:
+def share_the_interpreter() -> None:
+    """Let no thread keep the others waiting: probes are to be answered while all are busy."""
+    # What is there now, code for the most part, stays.  To look through it for garbage would stop every thread for a
+    # tenth of a second, again and again.
+    gc.collect()
+    gc.freeze()
+    # A thread that sends to a client has to ask for the interpreter again afterwards, and waits so long for it.
+    sys.setswitchinterval(SWITCH)
+
+
+def assemble(settings: Settings, settled: Callable[[Registry], None], executed: Executed = unchanged) -> FastAPI:
     """The application, its engine and its models; `settled` hears when every model is ready or broken."""
     metrics = Metrics(settings.models)
     engine = Engine(metrics, name=placed(settings).device.type, threads=settings.threads or compute_threads())
-    registry = Registry(engine, settings, told=metrics)
+    registry = Registry(engine, settings, told=metrics, executed=executed)
     text = Text(threads=settings.tokenizer_threads, batch_limit=settings.max_batch_texts, tokenised=metrics.tokenised)
+    bounds = Bounds(settings.max_requests, settings.max_tokens_in_flight, settings.key_share)
     server = Server(
         settings=settings,
         registry=registry,
         metrics=metrics,
         text=text,
-        admission=admission,
-        alive=lambda: engine.alive,
+        admission=Admission(bounds, engine, client_keys(settings).owners),
+        engine=engine,
     )
 
     async def load() -> None:
@@ -86,9 +115,10 @@ def assemble(settings: Settings, admission: Admission, settled: Callable[[Regist
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
-        loading = asyncio.create_task(load())
+        loading, trimming = asyncio.create_task(load()), asyncio.create_task(keep_low())
         yield
         loading.cancel()
+        trimming.cancel()
         await engine.close(0)  # what was in flight has had its time
         text.close()
         await asyncio.wait([loading])
@@ -101,14 +131,15 @@ def assemble(settings: Settings, admission: Admission, settled: Callable[[Regist
 class Process(uvicorn.Server):
     """uvicorn with our signals, our lines in the log, and an exit status."""
 
-    def __init__(self, settings: Settings, admission: Admission, listener: socket.socket) -> None:
-        super().__init__(configured())
+    def __init__(self, settings: Settings, app: FastAPI, listener: socket.socket) -> None:
+        server = cast(Server, app.state.server)
+        super().__init__(configured(app, settings.write_seconds, server.metrics.cut))
         self.code = 0
         self.drain = settings.drain_seconds
-        self.admission = admission
+        self.admission = server.admission
         self.address = address(settings.host, listener)
         self.deadline = math.inf  # of what is in flight, on `time.monotonic`
-        self.stop: Callable[[], Awaitable[None]]
+        self.stop: Callable[[], Awaitable[None]] = app.state.stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -137,6 +168,10 @@ class Process(uvicorn.Server):
         self.deadline = time.monotonic() + self.drain
         log.info("leaving: %d requests in flight have %d s to finish", self.admission.in_flight, self.drain)
 
+    def abandon(self) -> None:
+        log.critical("something hangs and is left behind, %d s after the end began", GRACE)
+        os._exit(self.code)
+
     async def on_tick(self, counter: int) -> bool:
         """Whether to stop listening: not while something is in flight and has time."""
         over = self.leaving and (not self.admission.in_flight or time.monotonic() >= self.deadline)
@@ -151,14 +186,19 @@ class Process(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.admission.in_flight:
             log.warning("%d requests are cut: they had their time", self.admission.in_flight)
+        hanging = threading.Timer(GRACE, self.abandon)
+        hanging.daemon = True
+        hanging.start()
         await self.stop()  # whose streams end with an error, in the words of their dialect
         await super().shutdown(sockets)
         log.info("left")
 
 
-def configured() -> uvicorn.Config:
+def configured(app: FastAPI, patience: float, cut: Callable[[], None]) -> uvicorn.Config:
     return uvicorn.Config(
-        "",  # the application follows: it wants to know the process
+        app,
+        http=cast(type[asyncio.Protocol], partial(Connection, patience=patience, cut=cut)),
+        ws="none",
         lifespan="on",
         log_config=None,
         access_log=False,
@@ -176,6 +216,7 @@ def bound(host: str, port: int) -> socket.socket:
     # response in two writes waits 40 ms for the client's acknowledgement.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # of every connection
     try:
         listener.bind((host, port))
     except OSError as error:

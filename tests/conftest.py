@@ -1,6 +1,7 @@
 """What tests share: tiny checkpoints, made once a session, read-only by agreement (copy a folder to break it)."""
 
 import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -9,6 +10,20 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny networks gain nothing from
 
 import checkpoints
 import pytest
+import torch
+from crowd import Alone
+from edits import edited, with_tensors
+from processes import Faulted
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--full", action="store_true", help="tests of the contract in their long form")
+
+
+@pytest.fixture(scope="session")
+def full(request: pytest.FixtureRequest) -> bool:
+    """Whether the long form is asked for."""
+    return bool(request.config.getoption("--full"))
 
 
 @pytest.fixture(scope="session")
@@ -33,3 +48,49 @@ def tiny_ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tiny_embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a BERT with sentence-transformers' modules.json (mean pooling, normalised)."""
     return checkpoints.embedder(tmp_path_factory.mktemp("embedder"))
+
+
+@pytest.fixture(scope="session")
+def long_generator(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> Path:
+    """Folder of the same generator with room for 16,384 tokens."""
+    return edited(tiny_generator, tmp_path_factory.mktemp("long"), max_position_embeddings=16_384)
+
+
+@pytest.fixture(scope="session")
+def faulted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Faulted]]:
+    """Starts servers with faults, none armed; they are ended after the session."""
+    started: list[Faulted] = []
+
+    def start(*arguments: str) -> Faulted:
+        started.append(Faulted(tmp_path_factory.mktemp("faults"), *arguments))
+        started[-1].ready()
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.child.kill()
+        process.child.wait()
+
+
+@pytest.fixture(scope="session")
+def exact(
+    faulted: Callable[..., Faulted],
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny_generator: Path,
+    tiny_classifier: Path,
+) -> Faulted:
+    """A deterministic server of the tiny generator and classifier; and of the same generator again, fragile, whose
+    matrix of words and whose head are two."""
+    folder = edited(tiny_generator, tmp_path_factory.mktemp("untied"), tie_word_embeddings=False)
+    with_tensors(folder, folder, untied)
+    models = f"chat={tiny_generator}", f"fragile={folder}", f"judge={tiny_classifier}"
+    return faulted(*models, "--deterministic", "true", "--cache-tokens", "8192", "--prefill-chunk", "32")
+
+
+def untied(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+
+@pytest.fixture(scope="session")
+def alone() -> Alone:
+    return Alone()

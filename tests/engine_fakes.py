@@ -38,13 +38,15 @@ def greedy(prompt: Sequence[int], count: int, stop: frozenset[int] = frozenset()
 class FakeGenerator:
     """Keeps tokens for keys and values, and answers from what it reads back out of the blocks.
 
-    `poison` names tokens: rows that end in one get NaN.  `explode` raises while it returns True.
+    `poison` names tokens: rows that end in one get NaN.  `poisoned` names blocks that are said to hold NaN.
+    `explode` raises while it returns True.
     """
 
     def __init__(self, block_count: int = 64, block_size: int = 4) -> None:
         self.block_count, self.block_size = block_count, block_size
         self.cache: dict[int, tuple[int, int]] = {}
         self.poison: set[int] = set()
+        self.poisoned: set[int] = set()
         self.explode: Callable[[Rows], bool] = lambda rows: False
         self.seen: list[Rows] = []
 
@@ -76,17 +78,19 @@ class FakeGenerator:
 
 
 class FakeEncoder:
-    """States of two features: the token, and its position."""
+    """States of three features: the token, its position and its segment.  `cursed` tokens make a step raise."""
 
     block_count = block_size = 0
 
     def __init__(self) -> None:
         self.explode = False
+        self.cursed: set[int] = set()
+        self.poisoned: set[int] = set()
         self.seen: list[Rows] = []
 
     def step(self, rows: Rows) -> Tensor:
         self.seen.append(rows)
-        if self.explode:
+        if self.explode or self.cursed & set(rows.tokens):
             raise RuntimeError("the device is on fire")
         segments = rows.segments or [0] * len(rows.tokens)
         return torch.tensor([rows.tokens, rows.positions, segments], dtype=torch.float32).T[rows.wanted]

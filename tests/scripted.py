@@ -3,18 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from fastapi import FastAPI
 
 from models.chat import ChatTemplate
 from models.tokenizer import Tokenizer
-from service.api.admission import Admission
+from service.api.admission import Admission, Bounds
 from service.api.app import build
+from service.api.security import client_keys
 from service.api.server import Server
 from service.errors import BadRequest, NotFound
-from service.metrics import Metrics
+from service.metrics import Metrics, Open
 from service.model import Model, State
 from service.request import Done, Encode, Encoded, Event, Generate, Request, Task, Token
 from service.settings import Settings
@@ -124,17 +125,43 @@ def numbers(model: Model, request: Encode) -> list[float]:
     return [sum(request.tokens) % 97 / (index + 1.0) for index in range(count)]
 
 
+class Idle:
+    """An engine of which a test says how it is."""
+
+    alive = True
+    tokens = 0
+
+    def __init__(self) -> None:
+        self.owned: dict[str, int] = {}
+        self.broken: list[str] = []
+        self.seconds = 0.0
+
+    def tokens_of(self, owner: str) -> int:
+        return self.owned.get(owner, 0)
+
+    def stalled(self) -> float:
+        return self.seconds
+
+    def failing(self) -> list[str]:
+        return self.broken
+
+    def counts(self) -> dict[tuple[str, Task], Open]:
+        return {}
+
+
 def application(registry: Registry, **settings: Any) -> FastAPI:
-    known = Settings(**settings)
+    known = Settings(**settings).model_copy(update={"models": dict.fromkeys(registry.served, "./tiny")})
     metrics = Metrics(tuple(registry.served))
+    engine = Idle()
+    bounds = Bounds(known.max_requests, known.max_tokens_in_flight, known.key_share)
     text = Text(threads=1, batch_limit=known.max_batch_texts, tokenised=metrics.tokenised)
     server = Server(
         settings=known,
         registry=registry,
         metrics=metrics,
         text=text,
-        admission=Admission(known.max_requests),
-        alive=lambda: True,
+        admission=Admission(bounds, engine, client_keys(known).owners),
+        engine=engine,
     )
     return build(server)
 
@@ -167,7 +194,7 @@ async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
 class Connection:
     """One POST by hand, so that it can be dropped at any moment."""
 
-    def __init__(self, path: str, body: bytes) -> None:
+    def __init__(self, path: str, body: bytes, key: str = "") -> None:
         self.scope = {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -182,6 +209,8 @@ class Connection:
             "client": ("127.0.0.1", 1),
             "server": ("testserver", 80),
         }
+        if key:
+            cast(Any, self.scope["headers"]).append((b"authorization", f"Bearer {key}".encode()))
         self.incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self.incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
         self.sent: list[Mapping[str, Any]] = []

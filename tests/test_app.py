@@ -1,8 +1,8 @@
-"""The door and the application: ids, keys, limits, admission, error shapes, health; and real processes at the end."""
+"""The door and the application: ids, keys, limits, error shapes, the log."""
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,17 +11,16 @@ import orjson
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
-from scripted import WAIT, Connection, Registry, application, echo, model, until
+from scripted import Connection, Registry, application, echo, model
 from starlette.routing import Route
 
 from service import logs
 from service.api import gate
-from service.api.admission import LONGEST_WAIT, REMEMBERED, Admission
 from service.api.app import DIALECTS, owner
 from service.api.security import access, check_key, decision
 from service.api.server import Server
-from service.errors import Overloaded, Unauthorized, Unavailable
-from service.model import Model, State
+from service.errors import Unauthorized
+from service.model import Model
 
 GO_ON = {"model": "talker", "prompt": "The fox"}
 
@@ -47,11 +46,6 @@ def call(app: FastAPI, method: str, path: str, **options: Any) -> httpx.Response
             return await client.request(method, path, **options)
 
     return asyncio.run(run())
-
-
-def metric(app: FastAPI, sample: str) -> float:
-    page = call(app, "GET", "/metrics").text
-    return next(float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(sample))
 
 
 # Ids
@@ -115,6 +109,43 @@ def test_probes_and_metrics_need_no_key(talker: Model) -> None:
         assert call(app, "GET", path).status_code == 200, path
 
 
+KEYS = {"api_key": "s3cret", "api_keys": "search=k1,mail=k2"}
+
+
+@pytest.mark.parametrize(("key", "owner"), [("s3cret", "default"), ("k1", "search"), ("k2", "mail")])
+def test_any_of_several_keys_opens_and_says_whose_it_is(
+    talker: Model, caplog: pytest.LogCaptureFixture, key: str, owner: str
+) -> None:
+    registry = Registry([talker], echo)
+    app = application(registry, **KEYS)
+    with caplog.at_level(logging.INFO, "polyhead.http"):
+        assert call(app, "POST", "/v1/completions", json=GO_ON, headers={"Authorization": f"Bearer {key}"}).is_success
+    assert registry.requests[0].terms.owner == owner
+    [line] = [record for record in caplog.records if record.name == "polyhead.http"]
+    assert f" ms for {owner} [" in line.getMessage()
+    assert vars(line)["owner"] == owner
+    assert f"'{key}'" not in repr(vars(line))
+
+
+def test_a_wrong_key_is_told_so_before_anything_is_read(talker: Model) -> None:
+    app = application(Registry([talker], echo), **KEYS)
+
+    async def run() -> Connection:
+        connection = Connection("/v1/completions", b"{")
+        await connection.run(app)
+        assert connection.incoming.qsize() == 1, "the body was read"
+        return connection
+
+    assert asyncio.run(run()).sent[0]["status"] == 401
+
+
+def test_where_no_key_is_asked_for_nobody_owns_a_request(talker: Model) -> None:
+    registry = Registry([talker], echo)
+    headers = {"Authorization": "Bearer whatever"}
+    assert call(application(registry), "POST", "/v1/completions", json=GO_ON, headers=headers).is_success
+    assert registry.requests[0].terms.owner == ""
+
+
 def test_a_key_is_compared_whole() -> None:
     check_key("", "")
     check_key("Bearer ключ", "ключ")
@@ -172,104 +203,6 @@ def test_a_body_that_does_not_come_gives_its_place_back(app: FastAPI, monkeypatc
     assert server_of(app).admission.in_flight == 0
 
 
-# Admission
-
-
-def test_over_the_bound_is_429_before_the_body_is_read(talker: Model) -> None:
-    app = application(Registry([talker], lambda model, request: [WAIT]), max_requests=2)
-
-    async def run() -> list[Connection]:
-        inside = [Connection("/v1/completions", orjson.dumps(GO_ON)) for _ in range(2)]
-        tasks = [asyncio.create_task(one.run(app)) for one in inside]
-        await until(lambda: server_of(app).admission.in_flight == 2)
-        outside = [Connection(path, b"{") for path in ("/v1/completions", "/predict")]
-        for one in outside:
-            await one.run(app)
-            assert one.incoming.qsize() == 1, "the body was read"
-        for one in inside:
-            one.drop()
-        await asyncio.gather(*tasks)
-        return outside
-
-    openai, tei = asyncio.run(run())
-    for one in (openai, tei):
-        assert one.sent[0]["status"] == 429
-        assert 1 <= int(dict(one.sent[0]["headers"])[b"retry-after"]) <= LONGEST_WAIT
-    assert orjson.loads(openai.body)["error"]["code"] == "overloaded"
-    assert orjson.loads(tei.body) == {
-        "error": orjson.loads(openai.body)["error"]["message"],
-        "error_type": "Overloaded",
-    }
-    assert server_of(app).admission.in_flight == 0
-    assert metric(app, "polyhead_http_requests_in_flight") == 0
-    assert metric(app, 'polyhead_rejections_total{code="overloaded"}') == 2
-
-
-def test_looking_takes_no_place(talker: Model) -> None:
-    app = application(Registry([talker], echo), max_requests=1)
-    with server_of(app).admission.admitted():
-        assert call(app, "GET", "/v1/models").status_code == 200
-        assert call(app, "POST", "/v1/completions", json=GO_ON).status_code == 429
-    assert call(app, "POST", "/v1/completions", json=GO_ON).status_code == 200
-
-
-def test_while_draining_nobody_is_let_in(app: FastAPI) -> None:
-    server_of(app).admission.close()
-    answer = call(app, "POST", "/v1/completions", json=GO_ON)
-    assert answer.status_code == 503
-    assert int(answer.headers["retry-after"]) >= 1
-    assert call(app, "GET", "/livez").status_code == 200
-    assert call(app, "GET", "/readyz").status_code == 503
-    assert call(app, "GET", "/readyz").json()["draining"] is True
-
-
-class Hand:
-    """A clock that is moved by hand."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def test_the_wait_is_computed_from_the_rate_of_late() -> None:
-    clock = Hand()
-    admission = Admission(8, clock)
-    with admission.admitted():
-        for _ in range(2 * REMEMBERED):
-            clock.now += 0.5
-            with admission.admitted():
-                pass
-        assert admission.wait() == 1  # one in flight, two a second leave
-        places = [admission.admitted() for _ in range(7)]
-        for place in places:
-            place.__enter__()
-        with pytest.raises(Overloaded) as caught:
-            admission.admitted().__enter__()
-        assert caught.value.retry_after == 4  # eight in flight
-        clock.now += 1000
-        assert admission.wait() == LONGEST_WAIT
-
-
-def test_before_anybody_left_the_wait_grows_with_the_time() -> None:
-    clock = Hand()
-    admission = Admission(1, clock)
-    with admission.admitted():
-        assert admission.wait() == 1
-        clock.now += 5
-        assert admission.wait() == 5
-
-
-def test_a_place_is_given_back_whatever_happens() -> None:
-    admission = Admission(1)
-    with pytest.raises(ZeroDivisionError), admission.admitted():
-        raise ZeroDivisionError
-    assert admission.in_flight == 0
-    admission.close()
-    with pytest.raises(Unavailable):
-        admission.admitted().__enter__()
-
-
 # Errors in the shape of whoever owns the path
 
 
@@ -319,50 +252,7 @@ def test_a_fault_of_ours_is_500_with_an_id_and_without_a_traceback(
     assert "GET /v1/fault 500" in caplog.text
 
 
-# Health
-
-
-def states(app: FastAPI, **named: State) -> None:
-    registry = cast(Any, app.state.server.registry)
-    registry.states = lambda: named
-
-
-@pytest.mark.parametrize(
-    ("models", "started", "ready"),
-    [
-        ({"a": State("waiting")}, 503, 503),
-        ({"a": State("ready", 1.0), "b": State("loading", 0.5)}, 503, 503),
-        ({"a": State("ready", 1.0), "b": State("broken", why="no such file")}, 200, 200),
-        ({"b": State("broken", why="no such file")}, 200, 503),
-    ],
-)
-def test_ready_is_after_all_are_loaded_and_one_is_well(
-    app: FastAPI, models: Mapping[str, State], started: int, ready: int
-) -> None:
-    states(app, **models)
-    assert call(app, "GET", "/livez").status_code == 200
-    assert call(app, "GET", "/startupz").status_code == started
-    assert call(app, "HEAD", "/readyz").status_code == call(app, "GET", "/health").status_code == ready
-
-
-def test_ready_says_how_far_each_model_is(app: FastAPI) -> None:
-    states(app, a=State("loading", 0.12345), b=State("broken", why="x"), c=State("ready", 1.0), d=State("waiting"))
-    assert call(app, "GET", "/readyz").json() == {
-        "ready": False,
-        "draining": False,
-        "models": {
-            "a": {"state": "loading", "progress": 0.123},
-            "b": {"state": "broken", "error": "x"},
-            "c": {"state": "ready"},
-            "d": {"state": "waiting"},
-        },
-    }
-
-
-def test_a_dead_engine_is_not_alive(app: FastAPI) -> None:
-    object.__setattr__(server_of(app), "alive", lambda: False)
-    assert call(app, "GET", "/livez").status_code == 503
-    assert call(app, "GET", "/readyz").status_code == 503
+# Where to begin
 
 
 def test_the_address_itself_points_on(app: FastAPI) -> None:
@@ -385,7 +275,7 @@ def test_the_log_has_a_line_a_request_without_prompt_and_key(talker: Model, capl
     lines = [record.getMessage() for record in caplog.records if record.name == "polyhead.http"]
     assert len(lines) == 2
     assert lines[0].startswith("POST /v1/completions 200 in ")
-    assert lines[0].endswith(" ms [mine]")
+    assert lines[0].endswith(" ms for default [mine]")
     assert lines[1].startswith("GET /v1/models%0Aforged%20line 404")
     assert "s3cret" not in caplog.text
     assert "fox" not in caplog.text

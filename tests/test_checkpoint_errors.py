@@ -75,6 +75,31 @@ def test_missing_tensors_are_listed_and_counted(tiny_classifier: Path, tmp_path:
     assert raised.value.file.endswith("model.safetensors")
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_that_are_none_name_their_tensor(
+    tiny_classifier: Path, tmp_path: Path, bad: float, dtype: torch.dtype
+) -> None:
+    name = "bert.encoder.layer.1.output.dense.weight"
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name][3, 5] = bad
+
+    folder = with_tensors(tiny_classifier, tmp_path / "c", spoil)
+    with pytest.raises(CheckpointError, match="infinite or NaN") as raised:
+        load(str(folder), dtype=dtype)
+    assert raised.value.tensor == name
+    assert raised.value.file.endswith("model.safetensors")
+
+
+def test_numbers_whose_sum_alone_is_infinite_are_loaded(tiny_classifier: Path, tmp_path: Path) -> None:
+    def enlarge(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["classifier.bias"][:] = 3e38
+
+    loaded = load(str(with_tensors(tiny_classifier, tmp_path / "c", enlarge)))
+    assert float(loaded.head.out.bias.detach().sum()) == float("inf")
+
+
 def test_wrong_shapes_name_both(tiny_classifier: Path, tmp_path: Path) -> None:
     name = "bert.encoder.layer.0.intermediate.dense.weight"
 

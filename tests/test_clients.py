@@ -83,6 +83,17 @@ def test_a_chat_streamed_says_what_it_says_at_once(client: openai.OpenAI) -> Non
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
 
 
+def test_deadline_and_priority_go_beside_what_the_client_knows(client: openai.OpenAI) -> None:
+    asked = {"model": "chat", "prompt": "The fox", "max_tokens": 3, "extra_body": {"timeout": 30, "priority": 5}}
+    assert client.completions.create(**asked).usage
+    assert client.completions.create(**asked, extra_headers={"X-Request-Timeout": "30"}, timeout=60).usage
+    with pytest.raises(openai.BadRequestError, match="priority: must be between -100 and 100"):
+        client.completions.create(model="chat", prompt="x", extra_body={"priority": 1000})
+    with pytest.raises(openai.InternalServerError) as caught:
+        client.completions.create(model="chat", prompt="The fox", extra_body={"timeout": 0.001, "ignore_eos": True})
+    assert (caught.value.status_code, caught.value.code) == (504, "expired")
+
+
 def test_completions_take_lists_and_token_ids(client: openai.OpenAI) -> None:
     one = client.completions.create(model="chat", prompt="The fox", max_tokens=5, temperature=0)
     two = client.completions.create(model="chat", prompt=["The fox", "The fox"], max_tokens=5, temperature=0)

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from engine_fakes import Ask, FakeEncoder, FakeHead, ask, finish
+from engine_fakes import Ask, FakeEncoder, FakeHead, ask, finish, turn
 
 from models.config import ModelConfig
 from models.heads import Pooler
 from models.torch_executor import TorchExecutor
 from models.transformer import Transformer
 from service.engine.encoder import Encoder
-from service.errors import BadRequest, StepFailed
-from service.request import Done, Encode, Encoded, Failed
+from service.errors import BadRequest, Expired, StepFailed
+from service.request import Done, Encode, Encoded, Failed, Terms
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -118,20 +118,60 @@ def test_a_text_that_is_no_number_fails_alone() -> None:
     assert values(good) == pytest.approx([4 / 17**0.5, 1 / 17**0.5, 0])
 
 
-def test_a_failed_step_fails_its_texts_only() -> None:
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_failed_step_fails_whoever_is_to_blame(lasting: bool) -> None:
+    executor = FakeEncoder()
+    worker = encoder(executor)
+    tickets = ask(worker, *[encode([index, index]) for index in range(1, 8)])
+    executor.cursed = {5}
+    failures = 0
+    while worker.busy:
+        try:
+            turn(worker)
+        except RuntimeError:
+            failures += 1
+            executor.cursed = {5} if lasting else set()
+            for ticket, event in worker.fail():
+                ticket.receive(event)
+    worker.check()
+    assert failures == (4 if lasting else 1)
+    for index, ticket in enumerate(tickets, 1):
+        if lasting and index == 5:
+            failure(ticket)
+        else:
+            assert values(ticket)
+
+
+def test_texts_wait_by_priority_and_owner() -> None:
     executor = FakeEncoder()
     worker = encoder(executor, token_budget=4)
-    first, second, third = ask(worker, encode([1, 1]), encode([2, 2]), encode([3, 3]))
+    many = [encode([index, 1], terms=Terms(owner="many")) for index in range(20, 26)]
+    ask(worker, *many, encode([2, 2], terms=Terms(owner="one")), encode([3, 3], terms=Terms(owner="many", priority=1)))
+    finish(worker)
+    assert executor.seen[0].tokens == [3, 3, 2, 2], "the urgent, then who has been served least"
+
+
+def test_an_expired_text_is_not_read() -> None:
+    executor = FakeEncoder()
+    worker = encoder(executor)
+    late, good = ask(worker, encode([1, 1], terms=Terms(deadline=3.0)), encode([2]))
+    for ticket, event in worker.expire(3.0):
+        ticket.receive(event)
+    finish(worker)
+    assert isinstance(late.events[-1], Failed)
+    assert isinstance(late.events[-1].error, Expired)
+    assert good.ended
+    assert executor.seen[0].tokens == [2]
+
+
+def test_the_proof_of_an_encoder() -> None:
+    executor = FakeEncoder()
+    worker = encoder(executor)
+    worker.prove()
     executor.explode = True
     with pytest.raises(RuntimeError):
-        worker.step()
-    for ticket, event in worker.fail():
-        ticket.receive(event)
-    executor.explode = False
-    finish(worker)
-    failure(first)
-    failure(second)
-    assert values(third)
+        worker.prove()
+    worker.check()
 
 
 def test_an_encoder_warms_up() -> None:

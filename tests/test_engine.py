@@ -1,8 +1,10 @@
 """The engine: threads, turns, ends.  Every request ends once, whatever happens, and frees all it held."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -10,10 +12,10 @@ import torch
 from engine_fakes import FakeEncoder, FakeGenerator, FakeHead, Notes, generate, greedy
 
 from service.engine.encoder import Encoder
-from service.engine.engine import Engine, Stream
+from service.engine.engine import Counts, Engine, Stream
 from service.engine.generator import Generator
-from service.errors import BadRequest, NotFound, StepFailed, Stopped, Unavailable
-from service.request import Done, Encode, Encoded, Event, Failed, Request, Token
+from service.errors import BadRequest, Expired, StepFailed, Stopped, Unavailable
+from service.request import Done, Encode, Encoded, Event, Failed, Request, Terms, Token
 
 
 class Stage:
@@ -26,11 +28,14 @@ class Stage:
         self.generator = Generator(self.executor, model="talker", **options)
         self.texts = FakeEncoder()
         self.encoder = Encoder(self.texts, FakeHead(), model="reader", task="embed", token_budget=20)
-        self.engine.add("talker", self.generator)
-        self.engine.add("reader", self.encoder)
+        self.engine.add(self.generator)
+        self.engine.add(self.encoder)
 
     def talk(self, *requests: Request) -> list[Stream]:
-        return self.engine.submit("talker", requests)
+        return self.engine.submit(self.generator, requests)
+
+    def read(self, *requests: Request) -> list[Stream]:
+        return self.engine.submit(self.encoder, requests)
 
     def pause(self) -> threading.Event:
         """Holds the engine thread until the event is set."""
@@ -83,7 +88,7 @@ def failure(found: list[Event]) -> Exception:
 def test_requests_are_answered_in_order_and_counted_once() -> None:
     async def scene(stage: Stage) -> None:
         streams = stage.talk(*[generate([index, 2, 3]) for index in range(6)])
-        reading = stage.engine.submit("reader", [Encode("a", (1, 2)), Encode("b", (3,))])
+        reading = stage.read(Encode("a", (1, 2)), Encode("b", (3,)))
         for index, stream in enumerate(streams):
             found = await events(stream)
             assert said(found) == greedy([index, 2, 3], 8)
@@ -152,8 +157,8 @@ def test_what_cannot_be_done_is_refused_at_once_and_whole() -> None:
     async def scene(stage: Stage) -> None:
         with pytest.raises(BadRequest, match="256 tokens"):
             stage.talk(generate([1]), generate([1] * 250, 10))
-        with pytest.raises(NotFound, match="nobody"):
-            stage.engine.submit("nobody", [generate([1])])
+        with pytest.raises(Unavailable, match="'stranger' is being unloaded"):
+            stage.engine.submit(Generator(FakeGenerator(), model="stranger"), [generate([1])])
         assert stage.talk() == []
         await stage.settled()
 
@@ -237,12 +242,171 @@ def test_a_failing_step_fails_its_requests_and_the_engine_goes_on() -> None:
         streams = stage.talk(generate([1]), generate([2]))
         for stream in streams:
             assert isinstance(failure(await events(stream)), StepFailed)
+        assert stage.engine.failing() == ["talker"]
         stage.executor.explode = lambda rows: False
         assert said(await events(stage.talk(generate([3]))[0])) == greedy([3], 8)
+        assert stage.engine.failing() == []
         assert stage.engine.alive
         await stage.settled()
 
     assert play(scene).notes.outcomes == ["failed", "failed", "done"]
+
+
+def test_a_request_that_spoils_its_step_fails_alone_and_the_model_is_no_worse(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(stage: Stage) -> None:
+        stage.executor.explode = lambda rows: 99 in rows.tokens
+        good, bad, other = stage.talk(generate([1]), generate([99]), generate([2]))
+        assert isinstance(failure(await events(bad)), StepFailed)
+        assert said(await events(good)) == greedy([1], 8)
+        assert said(await events(other)) == greedy([2], 8)
+        assert stage.engine.failing() == []
+        await stage.settled()
+
+    assert sorted(play(scene).notes.outcomes) == ["done", "done", "failed"]
+    assert "on fire" in caplog.text
+
+
+def test_a_model_that_fails_is_asked_again_while_it_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.engine.PROOF_S", 0.02)
+
+    async def scene(stage: Stage) -> None:
+        stage.executor.explode = lambda rows: True
+        await events(stage.talk(generate([1]))[0])
+        assert stage.engine.failing() == ["talker"]
+        await asyncio.sleep(0.1)
+        assert stage.engine.failing() == ["talker"]
+        stage.executor.explode = lambda rows: False
+        await stage.until(lambda: stage.engine.failing() == [])
+
+    play(scene)
+
+
+def test_a_step_that_hangs_is_a_stall_and_idleness_is_none() -> None:
+    async def scene(stage: Stage) -> None:
+        await asyncio.sleep(0.05)
+        assert stage.engine.stalled() == 0
+        gate = stage.pause()
+        (stream,) = stage.talk(generate([1]))
+        assert stage.engine.stalled() < 0.05, "what was before it came says nothing"
+        await stage.until(lambda: stage.engine.stalled() > 0.1)
+        gate.set()
+        assert said(await events(stream)) == greedy([1], 8)
+        assert stage.engine.stalled() < 0.05
+        await stage.settled()
+        assert stage.engine.stalled() == 0
+
+    play(scene)
+
+
+def test_open_requests_and_their_tokens_are_known_at_any_moment() -> None:
+    async def scene(stage: Stage) -> None:
+        gate = stage.pause()
+        mine = stage.talk(generate([1, 2, 3], terms=Terms(owner="me")), generate([4]))
+        texts = stage.read(Encode("a", (1, 2, 3, 4)))
+        assert stage.engine.counts() == {("talker", "generate"): Counts(2, 0), ("reader", "embed"): Counts(1, 0)}
+        assert (stage.engine.tokens, stage.engine.tokens_of("me")) == (8, 3)
+        gate.set()
+        await anext(mine[1])
+        assert stage.engine.counts()["talker", "generate"] == Counts(0, 2)
+        for stream in (*mine, *texts):
+            stream.close()
+        assert stage.engine.tokens == 0
+        assert stage.engine.counts() == {("talker", "generate"): Counts(0, 0), ("reader", "embed"): Counts(0, 0)}
+
+    play(scene, sequence_budget=2)
+
+
+def test_a_deadline_ends_a_request_in_time_whatever_the_engine_does() -> None:
+    async def scene(stage: Stage) -> None:
+        gate = stage.pause()
+        blocked = stage.talk(generate([1]))[0]
+        await stage.until(lambda: bool(stage.executor.seen))
+        began = time.perf_counter()
+        late, early = stage.talk(
+            generate([2], terms=Terms(deadline=began + 0.1)), generate([3], terms=Terms(deadline=began + 99))
+        )
+        error = failure(await events(late))
+        assert isinstance(error, Expired)
+        assert 0.09 < time.perf_counter() - began < 1
+        gate.set()
+        assert said(await events(blocked)) == greedy([1], 8)
+        assert said(await events(early)) == greedy([3], 8)
+        assert not any(
+            rows.positions[start] == 0 and rows.tokens[start] == 2
+            for rows in stage.executor.seen
+            for start in rows.starts[:-1]
+        )
+        await stage.settled()
+
+    assert play(scene).notes.outcomes == ["expired", "done", "done"]
+
+
+def test_a_long_function_that_breathes_holds_nobody_up() -> None:
+    async def scene(stage: Stage) -> None:
+        released = threading.Event()
+
+        def load() -> int:
+            breaths = 0
+            while not released.is_set():
+                stage.engine.breathe()
+                breaths += 1
+            return breaths
+
+        loading = asyncio.create_task(stage.engine.call(load))
+        await asyncio.sleep(0.01)
+        assert said(await events(stage.talk(generate([1], 30))[0])) == greedy([1], 30)
+        released.set()
+        assert await loading >= 30
+
+    play(scene)
+
+
+def test_a_long_function_that_breathes_does_not_outlive_the_engine() -> None:
+    async def scene(stage: Stage) -> None:
+        def load() -> None:
+            while True:
+                stage.engine.breathe()
+
+        loading = asyncio.create_task(stage.engine.call(load))
+        await asyncio.sleep(0.01)
+        await stage.engine.close(0)
+        with pytest.raises(Stopped):
+            await loading
+
+    play(scene)
+
+
+def test_the_thread_is_shared_by_weight() -> None:
+    async def scene(stage: Stage) -> None:
+        heavy = Encoder(FakeEncoder(), FakeHead(), model="heavy", task="embed", token_budget=1)
+        light = Encoder(FakeEncoder(), FakeHead(), model="light", task="embed", token_budget=1)
+        stage.engine.add(heavy, 4.0)
+        stage.engine.add(light)
+        gate = stage.pause()
+        blocked = stage.talk(generate([1]))
+        reading = [stage.engine.submit(worker, [Encode("a", (1,))] * 400) for worker in (heavy, light)]
+        gate.set()
+        await events(reading[0][-1])
+        done = sum(not stream.open for stream in reading[1])
+        assert 40 < done < 200, "about a quarter of 400"
+        for stream in (*blocked, *reading[1]):
+            stream.close()
+
+    play(scene)
+
+
+def test_an_answer_that_is_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.stream.MOST_UNREAD", 20)
+
+    async def scene(stage: Stage) -> None:
+        unread, read = stage.talk(generate([1], 100), generate([2], 100))
+        assert len(await events(read)) == 101
+        found = await events(unread)
+        assert isinstance(failure(found), Stopped)
+        assert len(found) == 1
+        await stage.settled()
+
+    assert sorted(play(scene).notes.outcomes) == ["done", "failed"]
 
 
 def test_call_runs_between_steps_on_the_engine_thread() -> None:
@@ -269,7 +433,7 @@ def test_an_encoder_does_not_wait_for_a_long_generation() -> None:
         talk = stage.talk(generate([1], 200))[0]
         await anext(talk)
         for index in range(3):
-            (stream,) = stage.engine.submit("reader", [Encode("a", (index + 1,))])
+            (stream,) = stage.read(Encode("a", (index + 1,)))
             assert len(await events(stream)) == 2
         assert talk.open
         talk.close()
@@ -277,22 +441,39 @@ def test_an_encoder_does_not_wait_for_a_long_generation() -> None:
     play(scene)
 
 
-def test_removing_a_worker_fails_its_requests() -> None:
+def test_a_retired_worker_finishes_what_it_has() -> None:
+    async def scene(stage: Stage) -> None:
+        stream = stage.talk(generate([1], 30))[0]
+        retiring = asyncio.create_task(stage.engine.retire(stage.generator, 20))
+        await asyncio.sleep(0)
+        with pytest.raises(Unavailable, match="'talker' is being unloaded"):
+            stage.talk(generate([1]))
+        successor = Generator(FakeGenerator(), model="talker")
+        stage.engine.add(successor)
+        (other,) = stage.engine.submit(successor, [generate([2])])
+        assert said(await events(stream)) == greedy([1], 30)
+        assert said(await events(other)) == greedy([2], 8)
+        await retiring
+        assert list(stage.engine.counts()) == [("reader", "embed"), ("talker", "generate")]
+
+    assert play(scene).notes.outcomes == ["done", "done"]
+
+
+def test_a_retired_worker_fails_what_it_cannot_finish() -> None:
     async def scene(stage: Stage) -> None:
         stream = stage.talk(generate([1], 200))[0]
         await anext(stream)
-        stage.engine.remove("talker")
+        await stage.engine.retire(stage.generator, 0)
         error = failure(await events(stream))
         assert isinstance(error, Stopped)
         assert "talker" in error.message
-        with pytest.raises(NotFound):
-            stage.talk(generate([1]))
-        (reading,) = stage.engine.submit("reader", [Encode("a", (1,))])
-        assert len(await events(reading)) == 2
-        stage.engine.add("talker", Generator(FakeGenerator(), model="talker"))
-        assert said(await events(stage.talk(generate([1]))[0])) == greedy([1], 8)
+        gone = weakref.ref(stage.generator)
+        del stage.generator, stream
+        await asyncio.sleep(0.01)
+        gc.collect()
+        assert gone() is None, "its memory is free"
 
-    assert play(scene).notes.outcomes == ["failed", "done", "done"]
+    assert play(scene).notes.outcomes == ["failed"]
 
 
 def test_close_drains_what_can_finish() -> None:
@@ -360,7 +541,7 @@ def test_a_leak_is_found_at_rest_and_said(caplog: pytest.LogCaptureFixture) -> N
         await stage.engine.call(lambda: stage.generator._blocks.grow([], 4))
         await events(stage.talk(generate([1]))[0])
         await stage.until(lambda: "the books of model 'talker' are wrong" in caplog.text)
-        assert len(await events(stage.engine.submit("reader", [Encode("a", (1, 2))])[0])) == 2
+        assert len(await events(stage.read(Encode("a", (1, 2)))[0])) == 2
 
     play(scene)
 
@@ -368,7 +549,7 @@ def test_a_leak_is_found_at_rest_and_said(caplog: pytest.LogCaptureFixture) -> N
 def test_what_is_sent_may_fail_and_the_engine_goes_on() -> None:
     async def scene(stage: Stage) -> None:
         stage.engine._send(lambda: 1 / 0)  # type: ignore[arg-type,return-value]
-        assert len(await events(stage.engine.submit("reader", [Encode("a", (1, 2))])[0])) == 2
+        assert len(await events(stage.read(Encode("a", (1, 2)))[0])) == 2
 
     play(scene)
 
@@ -377,7 +558,7 @@ def test_rest_is_told_while_another_works() -> None:
     async def scene(stage: Stage) -> None:
         long = stage.talk(generate([1], 200))[0]
         await anext(long)
-        await events(stage.engine.submit("reader", [Encode("a", (1, 2))])[0])
+        await events(stage.read(Encode("a", (1, 2)))[0])
         await stage.until(lambda: "reader" in stage.notes.rests)
         assert "talker" not in stage.notes.rests
         long.close()
@@ -391,7 +572,7 @@ def test_a_storm_of_requests_and_aborts_leaves_nothing_behind() -> None:
         for turn in range(6):
             number = index * 6 + turn
             if number % 5 == 0:
-                streams = stage.engine.submit("reader", [Encode("a", (number % 12, text)) for text in range(4)])
+                streams = stage.read(*[Encode("a", (number % 12, text)) for text in range(4)])
                 assert all([len(await events(stream)) == 2 for stream in streams])
                 continue
             (stream,) = stage.talk(generate([number % 7, index], 10))

@@ -184,11 +184,28 @@ def test_a_block_that_held_nan_is_clean_for_its_next_holder() -> None:
     with torch.no_grad():
         kept = ours.tokens.weight[7].clone()
         ours.tokens.weight[7] = float("nan")
+    assert not executor.poisoned
     assert executor.step(Rows([7] * 4, [0, 1, 2, 3], [0, 4], [[2]], [3])).isnan().any()
+    assert executor.poisoned == {2}
     assert executor.step(Rows([5], [4], [0, 1], [[2, 3]], [0])).isnan().any()  # it reads its own NaN
+    assert executor.poisoned == {2, 3}
     with torch.no_grad():
         ours.tokens.weight[7] = kept
     assert torch.equal(executor.step(Rows([5, 6], [0, 1], [0, 2], [[2]], [1])), fresh)
+    assert executor.poisoned == {3}, "until somebody starts it anew"
+
+
+def test_a_chunk_that_goes_bad_names_its_blocks_at_once() -> None:
+    """In the middle of a prompt, before any logits are wanted; a neighbour's blocks are not named."""
+    _, ours, head = build("llama")
+    executor = TorchExecutor(ours, head, block_count=8, block_size=4)
+    with torch.no_grad():
+        ours.tokens.weight[7] = float("inf")
+    bad, good = [5, 6, 5, 6, 5, 7, 5, 6], [8, 9, 8, 9]
+    positions = [*range(8), *range(4)]
+    executor.step(Rows([*bad, *good], positions, [0, 8, 12], [[1, 4], [6]], []))
+    assert 4 in executor.poisoned
+    assert 6 not in executor.poisoned
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -77,8 +77,6 @@ def test_a_step_is_observed_once_everywhere(metrics: Metrics) -> None:
     assert value(metrics, "polyhead_batch_tokens_sum", model="chat") == 40
     assert value(metrics, "polyhead_tokens_total", model="chat", kind="computed") == 40
     assert value(metrics, "polyhead_padding_tokens_total", model="chat") == 2
-    assert value(metrics, "polyhead_requests_running", model="chat") == 3
-    assert value(metrics, "polyhead_requests_waiting", model="chat") == 1
     assert value(metrics, "polyhead_kv_blocks", model="chat") == 64
     assert value(metrics, "polyhead_kv_blocks_used", model="chat") == 9
     assert value(metrics, "polyhead_preemptions_total", model="chat") == 1
@@ -108,8 +106,8 @@ def test_every_end_is_counted_under_its_outcome(metrics: Metrics, outcome: Outco
 
 
 def test_refusals_and_answers_of_the_door(metrics: Metrics) -> None:
-    metrics.rejected("overloaded")
-    metrics.rejected("not_found")
+    metrics.missed("rejected", "overloaded")
+    metrics.missed("rejected", "not_found")
     metrics.answered("POST", "/v1/completions", 429)
     in_flight = [3]
     metrics.watch_in_flight(lambda: in_flight[0])
@@ -119,6 +117,50 @@ def test_refusals_and_answers_of_the_door(metrics: Metrics) -> None:
     assert value(metrics, "polyhead_http_requests_in_flight") == 3
     in_flight[0] = 0
     assert value(metrics, "polyhead_http_requests_in_flight") == 0
+
+
+def test_what_came_is_what_ended(metrics: Metrics) -> None:
+    metrics.received("chat", "generate", 3)
+    for outcome in ("done", "failed", "aborted"):
+        metrics.ended(ended(outcome))
+    metrics.missed("aborted", "client_gone", "chat", "generate")
+    metrics.missed("expired", "expired", "chat", "generate")
+    metrics.missed("rejected", "overloaded")
+    counted = {name: sum(sample.value for sample in family.samples) for name, family in families(metrics).items()}
+    assert counted["polyhead_requests_received"] == counted["polyhead_requests"] == 6
+    assert counted["polyhead_rejections"] == 1
+    assert value(metrics, "polyhead_requests_total", model="chat", outcome="expired") == 1
+
+
+@dataclass(frozen=True)
+class Few:
+    waiting: int
+    running: int
+
+
+class Busy:
+    tokens = 70
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[str, Task], Few] = {("chat", "generate"): Few(5, 2)}
+
+    def stalled(self) -> float:
+        return 1.5
+
+    def counts(self) -> dict[tuple[str, Task], Few]:
+        return self.open
+
+
+def test_what_is_under_way_is_asked_for_when_the_page_is_read(metrics: Metrics) -> None:
+    engine = Busy()
+    metrics.watch_engine(engine)
+    metrics.step(report(running=9, waiting=9))
+    assert value(metrics, "polyhead_requests_waiting", model="chat") == 5
+    assert value(metrics, "polyhead_requests_running", model="chat") == 2
+    assert value(metrics, "polyhead_tokens_in_flight") == 70
+    assert value(metrics, "polyhead_engine_stalled_seconds") == 1.5
+    engine.open["chat", "generate"] = Few(0, 0)
+    assert value(metrics, "polyhead_requests_waiting", model="chat") == 0
 
 
 def test_names_that_are_not_served_here_are_no_labels(metrics: Metrics) -> None:

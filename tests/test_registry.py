@@ -1,7 +1,9 @@
 """Served models: loading beside broken ones, what is said while it lasts, which model answers, how much cache."""
 
 import asyncio
+import re
 import shutil
+import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -10,12 +12,14 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from service import machine, registry
+from models.executor import Executor
+from service import loader, machine, registry
 from service.engine.engine import Engine
 from service.errors import BadRequest, NotFound, Unavailable
 from service.metrics import Metrics
 from service.model import State
-from service.registry import Registry, placed
+from service.place import placed
+from service.registry import Registry
 from service.request import Done, Encode, Encoded, Generate
 from service.settings import Settings, SettingsError
 
@@ -96,9 +100,9 @@ def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> No
 def test_while_it_loads(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is visible from the event loop, and clients are told to come again."""
     seen: list[str] = []
-    real = registry.checkpoint.load
+    real = loader.checkpoint.read
 
-    def watched(source: str, **options: Any) -> Any:
+    def watched(source: str, what: Any, **options: Any) -> Any:
         options["progress"](3, 4)
         with pytest.raises(Unavailable, match="chat is not ready yet, 75% is read") as caught:
             served_by[0].resolve("chat", ["generate"])
@@ -108,15 +112,15 @@ def test_while_it_loads(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(Unavailable):
             served_by[0].only(["generate"])
         seen.append(source)
-        monkeypatch.setattr(registry.checkpoint, "load", real)
-        return real(source, **options)
+        monkeypatch.setattr(loader.checkpoint, "read", real)
+        return real(source, what, **options)
 
     served_by: list[Registry] = []
 
     async def act(served: Registry) -> None:
         served_by.append(served)
         assert served.states()["chat"] == State("waiting")
-        monkeypatch.setattr(registry.checkpoint, "load", watched)
+        monkeypatch.setattr(loader.checkpoint, "read", watched)
         await served.load_all()
         assert [model.name for model in served.models()] == ["chat", "next"]
 
@@ -152,40 +156,106 @@ def test_routes_that_name_no_model(tiny_classifier: Path, tiny_generator: Path) 
     serving({"one": tiny_classifier, "two": tiny_classifier, "chat": tiny_generator}, act)
 
 
-@pytest.mark.parametrize(
-    ("settings", "free", "expected"),
-    [
-        ({"cache_tokens": 100}, 0, 112),  # what is asked for, in whole blocks of 16
-        ({}, 1 << 40, 16_384),  # plenty: no more than is useful
-        ({"max_running": 2}, 1 << 40, 512),  # two contexts of 256
-        ({}, 2 * 8192, 32),  # half of the free memory: 32 tokens
-    ],
-    ids=["asked", "useful", "running", "memory"],
-)
-def test_the_cache_fits_what_is_asked_useful_and_free(
-    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any], free: int, expected: int
-) -> None:
-    """A token takes 256 bytes: keys and values of 2 layers, 2 heads, 8 features, 4 bytes each."""
-    monkeypatch.setattr(machine, "free_memory", lambda device: free)
+def test_what_does_not_fit_is_broken_and_says_what_to_change(tiny_generator: Path, tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        assert [model.name for model in served.models()] == ["judge"]
+        assert re.search(
+            r"chat needs \d+ MiB .*26 of 26 MiB are free.* with cache_tokens \d+;", served.states()["chat"].why
+        )
 
+    serving({"chat": tiny_generator, "judge": tiny_classifier}, act, memory_mib=26, cache_tokens=100_000)
+
+
+def test_a_model_serves_no_longer_texts_than_its_cache_holds(tiny_generator: Path) -> None:
     async def act(served: Registry) -> None:
         await served.load_all()
         [model] = served.models()
-        assert model.max_tokens == min(256, expected)
-        with pytest.raises(BadRequest, match=f"more than the {expected} tokens"):
-            served.submit(model, [Generate("g", (1,), max_tokens=expected)])
+        assert model.max_tokens == 112
+        with pytest.raises(BadRequest, match="more than the 112 tokens"):
+            served.submit(model, [Generate("g", (1,), max_tokens=112)])
 
-    serving({"chat": tiny_generator}, act, **settings)
+    serving({"chat": tiny_generator}, act, cache_tokens=100)
 
 
-def test_no_memory_for_a_cache_is_said(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "free_memory", lambda device: 100)
+def test_an_end_while_models_load_breaks_none(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading that would go on for ever ends with the engine."""
+
+    def endless(*given: Any, progress: Callable[[int, int], None], **named: Any) -> Any:
+        while True:
+            progress(1, 2)
+            time.sleep(0.001)
+
+    async def run() -> None:
+        known = Settings(models={"chat": str(tiny_generator), "next": str(tiny_generator)})
+        engine = Engine(Metrics([]))
+        engine.start()
+        served = Registry(engine, known, told=Metrics([]))
+        loading = asyncio.create_task(served.load_all())
+        while served.states()["chat"].fraction == 0:
+            await asyncio.sleep(0.01)
+        began = time.perf_counter()
+        await engine.close(0)
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        assert time.perf_counter() - began < 1
+        assert "broken" not in {state.phase for state in served.states().values()}
+
+    monkeypatch.setattr(loader.checkpoint, "read", endless)
+    asyncio.run(run())
+
+
+def test_who_found_a_model_before_it_was_taken_away_is_answered_by_it(tiny_generator: Path) -> None:
+    """Between finding a model and submitting lies the tokenising, with that model's tokenizer."""
 
     async def act(served: Registry) -> None:
         await served.load_all()
-        assert "no memory is left for a cache: a block needs 4096 bytes" in served.states()["chat"].why
+        [old] = served.models()
+        change = served.reload("chat", "", 1.0)
+        while served.models()[0] is old:
+            await asyncio.sleep(0.001)
+        [late] = served.submit(old, [Generate("g", (5, 6, 7), max_tokens=4)])
+        assert [event async for event in late][-1] == Done("length", 3, 4)
+        await change.end()
+        with pytest.raises(Unavailable, match="chat was taken away while this was read; send it again"):
+            served.submit(old, [Generate("g", (5, 6, 7), max_tokens=4)])
 
     serving({"chat": tiny_generator}, act)
+
+
+def test_weights_are_for_models_that_are_served(tiny_generator: Path) -> None:
+    known = Settings(models={"chat": str(tiny_generator)}, weights={"caht": 2})
+    with pytest.raises(SettingsError, match="weights: no model is called 'caht'; there are: chat"):
+        Registry(Engine(Metrics([])), known, told=Metrics([]))
+
+
+def test_weights_reach_the_engine_and_executors_go_through_the_seam(
+    tiny_generator: Path, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: dict[str, float] = {}
+    seen: list[int] = []
+    real = Engine.add
+
+    def add(engine: Engine, worker: Any, weight: float = 1.0) -> None:
+        added[worker.model] = weight
+        real(engine, worker, weight)
+
+    def executed(executor: Executor) -> Executor:
+        seen.append(executor.block_count)
+        return executor
+
+    async def run() -> None:
+        models = {"chat": str(tiny_generator), "judge": str(tiny_classifier)}
+        engine = Engine(Metrics([]))
+        engine.start()
+        known = Settings(models=models, weights={"chat": 3}, cache_tokens=512)
+        await Registry(engine, known, told=Metrics([]), executed=executed).load_all()
+        await engine.close(0)
+
+    monkeypatch.setattr(Engine, "add", add)
+    asyncio.run(run())
+    assert added == {"chat": 3, "judge": 1}
+    assert seen == [32, 0]
 
 
 def test_metrics_hear_of_ready_models_only(tiny_generator: Path) -> None:
@@ -227,6 +297,8 @@ def test_the_machine_is_asked_within_its_container(tmp_path: Path, monkeypatch: 
     assert machine.free_memory(torch.device("cpu")) == 4096 * 1024
     (tmp_path / "memory.max").write_text("5000\n")
     assert machine.free_memory(torch.device("cpu")) == 4000
+    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 700\nactive_file 9\n")
+    assert machine.free_memory(torch.device("cpu")) == 4700  # files that nobody uses go when they must
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     assert machine.compute_threads() == 5

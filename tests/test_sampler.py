@@ -144,6 +144,17 @@ def test_a_row_is_drawn_as_if_it_were_alone() -> None:
     assert len(set(together)) > 20
 
 
+def test_a_row_is_scored_as_if_it_were_alone() -> None:
+    """Ties, of which half precision makes many, come in the same order however many others ask for."""
+    choice = random.Random(0)
+    logits = (torch.randn(64, 3000, generator=torch.Generator().manual_seed(0)) * 3).to(torch.bfloat16).float()
+    counts = [choice.choice([-1, 0, 1, 5, 20]) for _ in range(64)]
+    tokens = [choice.randrange(3000) for _ in range(64)]
+    together = score(logits, tokens, counts)
+    alone = [score(logits[row : row + 1], tokens[row : row + 1], counts[row : row + 1])[0] for row in range(64)]
+    assert together == alone
+
+
 def test_logprobs_are_of_the_raw_logits() -> None:
     logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(0))
     scores = score(logits, [3, 4, 5, 6, 7], [-1, 0, 2, 5, 100])

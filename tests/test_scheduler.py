@@ -6,7 +6,10 @@ sequence disturbed by another shows at once.
 """
 
 import random
-from dataclasses import dataclass, field
+from collections import Counter
+from dataclasses import astuple, dataclass, field, replace
+from math import inf
+from typing import Any
 
 import pytest
 
@@ -47,8 +50,8 @@ class Play:
     def of(cls, count: int, size: int, **budgets: int) -> "Play":
         return cls(Scheduler(Blocks(count, size), **budgets))
 
-    def add(self, prompt: list[int], more: int) -> Sequence:
-        sequence = Sequence(list(prompt))
+    def add(self, prompt: list[int], more: int, **terms: Any) -> Sequence:
+        sequence = Sequence(list(prompt), **terms)
         self.limits[sequence] = len(prompt) + more
         self.order.append(sequence)
         self.scheduler.add(sequence)
@@ -83,8 +86,14 @@ class Play:
         assert all(0 < chunk.count <= scheduler.chunk for chunk in chunks)
         assert all(chunk.sequence in scheduler.running for chunk in chunks)
         assert all(chunk.last == (chunk.count == chunk.sequence.behind) for chunk in chunks)
-        present = [*scheduler.running, *scheduler.waiting]
-        assert present == [sequence for sequence in self.order if sequence in set(present)], "out of order"
+        running, waiting = list(scheduler.running), list(scheduler.waiting)
+        assert running == sorted(running, key=lambda sequence: sequence.rank), "out of order"
+        line: dict[tuple[int, str], tuple[int, int]] = {}
+        for sequence in running:
+            line[sequence.priority, sequence.owner] = sequence.rank
+        for sequence in waiting:
+            last = line.get((sequence.priority, sequence.owner), sequence.rank)
+            assert last <= sequence.rank, "overtaken in its own line"
 
     def slot(self, sequence: Sequence, position: int) -> int:
         size = self.scheduler.blocks.size
@@ -103,8 +112,32 @@ class Play:
         return sequence.tokens[:length]
 
 
-def fuzz(seed: int) -> tuple[int, int, int, int]:
-    """One random run; returns preemptions, cached tokens, aborts and steps that mixed prompts with talk."""
+@dataclass
+class Totals:
+    """What a run of the fuzz has exercised."""
+
+    preemptions: int = 0
+    cached: int = 0
+    aborted: int = 0
+    expired: int = 0
+    mixed: int = 0  # steps that mixed prompts with talk
+    yielded: int = 0  # sequences that gave up their place to somebody more urgent, or of another owner
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+
+def draw_terms(choice: random.Random, now: int) -> dict[str, Any]:
+    """Most are like the others; some are urgent, of a second owner, or in a hurry."""
+    return {
+        "owner": choice.choice(["", "", "a", "b"]),
+        "priority": choice.choice([0, 0, 0, 5, -5]),
+        "deadline": now + choice.randint(0, 30) if choice.random() < 0.2 else inf,
+    }
+
+
+def fuzz(seed: int) -> Totals:
+    """One random run."""
     choice = random.Random(seed)
     size, count = choice.choice([1, 2, 4]), choice.choice([6, 12, 20, 40])
     play = Play.of(
@@ -114,37 +147,122 @@ def fuzz(seed: int) -> tuple[int, int, int, int]:
         sequence_budget=choice.choice([1, 3, 8]),
         chunk=choice.choice([1, 3, 64]),
     )
-    capacity = size * count
+    scheduler, capacity = play.scheduler, size * count
     prompts = [
         [choice.randint(0, 2) for _ in range(choice.randint(1, max(1, capacity // choice.choice([1, 2, 3]) - 1)))]
         for _ in range(choice.randint(1, 12))
     ]
     todo = [(prompt, min(choice.randint(1, 10), capacity - len(prompt))) for prompt in prompts]
-    aborted: set[Sequence] = set()
-    mixed = 0
-    while todo or play.scheduler.waiting or play.scheduler.running:
+    gone: set[Sequence] = set()
+    totals, now = Totals(), 0
+    while todo or scheduler.waiting or scheduler.running:
+        now += 1
         while todo and choice.random() < 0.6:
-            play.add(*todo.pop(0))
-        present = [*play.scheduler.running, *play.scheduler.waiting]
+            play.add(*todo.pop(0), **draw_terms(choice, now))
+        present = [*scheduler.running, *scheduler.waiting]
         if present and choice.random() < 0.05:
-            aborted.add(sequence := choice.choice(present))
-            play.scheduler.remove(sequence)
-        here = bool(play.scheduler.running or play.scheduler.waiting)
+            gone.add(sequence := choice.choice(present))
+            scheduler.remove(sequence)
+            totals.aborted += 1
+        for sequence in scheduler.expired(now):
+            assert sequence.deadline <= now
+            gone.add(sequence)
+            scheduler.remove(sequence)
+            totals.expired += 1
+        present = [*scheduler.running, *scheduler.waiting]
+        assert all(sequence.deadline > now for sequence in present), "computed after its deadline"
+        before = set(scheduler.running)
         chunks = play.step()
-        assert chunks or not here, "no progress"
-        mixed += len({chunk.count > 1 for chunk in chunks}) > 1
+        assert chunks or not present, "no progress"
+        totals.mixed += len({chunk.count > 1 for chunk in chunks}) > 1
+        totals.yielded += len(before & set(scheduler.waiting))
     for prompt, sequence in zip(prompts, play.order, strict=True):
-        assert sequence in aborted or sequence.tokens == alone(prompt, play.limits[sequence])
+        assert sequence in gone or sequence.tokens == alone(prompt, play.limits[sequence])
         assert sequence.cached < len(prompt)
         assert not sequence.blocks
-    assert not play.scheduler.blocks.used
-    return play.preemptions, play.cached, len(aborted), mixed
+    assert not scheduler.blocks.used
+    return replace(totals, preemptions=play.preemptions, cached=play.cached)
 
 
-@pytest.mark.parametrize("part", range(4))
-def test_two_thousand_random_runs(part: int) -> None:
-    totals = [sum(column) for column in zip(*(fuzz(seed) for seed in range(part * 500, part * 500 + 500)), strict=True)]
-    assert all(total > 100 for total in totals), f"the fuzz has stopped to exercise something: {totals}"
+@pytest.mark.parametrize("part", range(10))
+def test_ten_thousand_random_runs(part: int) -> None:
+    totals = sum((fuzz(seed) for seed in range(part * 1000, part * 1000 + 1000)), Totals())
+    assert all(total > 100 for total in astuple(totals)), f"the fuzz has stopped to exercise something: {totals}"
+
+
+def served(play: Play, *sequences: Sequence) -> int:
+    """Steps until all of these have ended."""
+    steps = 0
+    while any(sequence in play.scheduler.running or sequence in play.scheduler.waiting for sequence in sequences):
+        play.step()
+        steps += 1
+    return steps
+
+
+def test_an_owner_with_a_thousand_does_not_starve_one_with_one() -> None:
+    play = Play.of(400, 4, token_budget=64, sequence_budget=8, chunk=16)
+    play.stop = NEVER
+    for index in range(1000):
+        play.add([index % 11, index % 7, 3], 30, owner="many")
+    for _ in range(20):
+        play.step()
+    one = play.add([1, 2, 3], 10, owner="one")
+    assert served(play, one) <= 11, "it takes the place of one of the thousand at once"
+    assert play.preemptions == 1
+    again = play.add([4, 5], 10, owner="one")
+    assert served(play, again) <= 11
+
+
+def test_owners_share_by_tokens_not_by_requests() -> None:
+    play = Play.of(1000, 4, token_budget=32, sequence_budget=4, chunk=32)
+    play.stop = NEVER
+    for index in range(300):
+        play.add([index % 11, 1] * 10, 40, owner="long")
+        play.add([index % 11], 10, owner="short")
+    for _ in range(400):
+        play.step()
+    tokens: Counter[str] = Counter()
+    for sequence in play.order:
+        if len(sequence.tokens) == play.limits[sequence]:
+            tokens[sequence.owner] += len(sequence.tokens)
+    assert tokens["short"] == pytest.approx(tokens["long"], rel=0.2), "five times as many requests"
+
+
+def test_the_urgent_goes_first_and_takes_a_place() -> None:
+    play = Play.of(100, 4, token_budget=16, sequence_budget=2, chunk=16)
+    play.stop = NEVER
+    calm = [play.add([index, 1], 20) for index in range(6)]
+    play.step()
+    urgent = play.add([7, 7], 5, priority=1)
+    assert served(play, urgent) <= 5
+    assert play.preemptions == 1, "the younger of the two that ran"
+    assert calm[0] in play.scheduler.running
+    play.run()
+    assert all(each.tokens == alone(each.tokens[:2], 22, NEVER) for each in calm)
+
+
+def test_of_equals_nobody_yields() -> None:
+    play = Play.of(100, 4, token_budget=16, sequence_budget=2, chunk=16)
+    for index in range(6):
+        play.add([index, 1], 20, owner="a", priority=3)
+    play.run()
+    assert not play.preemptions
+
+
+def test_what_has_expired_is_given_out_and_nothing_else() -> None:
+    scheduler = Scheduler(Blocks(16, 2), token_budget=16, sequence_budget=1, chunk=16)
+    sequences = [Sequence([1, 2], deadline=deadline) for deadline in (5.0, inf, 3.0, 9.0)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    scheduler.schedule()
+    assert scheduler.expired(2.9) == []
+    assert scheduler.expired(5.0) == [sequences[0], sequences[2]]
+    for sequence in scheduler.expired(5.0):
+        scheduler.remove(sequence)
+    assert scheduler.expired(8.0) == []
+    scheduler.remove(sequences[3])
+    assert scheduler.expired(100.0) == []
+    scheduler.check()
 
 
 def test_talkers_go_on_while_a_long_prompt_catches_up() -> None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import httpx
 import pytest
-from processes import PATIENCE, Process
+from faults import Fault
+from processes import PATIENCE, Faulted, Process
 
-from service.serve import bound
+from service.serve import LAST_WORDS, bound
 from service.settings import SettingsError
 
 BODY = b'{"model": "chat", "prompt": "The fox", "max_tokens": 3, "ignore_eos": true}'
@@ -56,19 +57,17 @@ def streamed(url: str, tokens: int) -> Iterator[str]:
 def test_from_the_first_probe_to_a_drained_end(
     launch: Callable[..., Process], tiny_generator: Path, tiny_classifier: Path, slow: socket.socket
 ) -> None:
-    server = launch(f"chat={tiny_generator}", "gone=/nowhere", f"judge={tiny_classifier}")
+    server = launch(f"chat={tiny_generator}", f"judge={tiny_classifier}")
     assert server.get("/livez").status_code == 200  # whatever is loaded or not
-    models = server.ready().json()["models"]
-    assert models["chat"] == models["judge"] == {"state": "ready"}
-    assert models["gone"]["state"] == "broken"
-    assert "/nowhere" in models["gone"]["error"]
-    server.until(lambda: f"ready on {server.url}: chat, judge of 3 models in " in server.log)
+    assert server.ready().json()["models"] == {name: {"state": "ready"} for name in ("chat", "judge")}
+    server.until(lambda: f"ready on {server.url}: chat, judge of 2 models in " in server.log)
 
     answer = httpx.post(f"{server.url}/predict", json={"inputs": "a good film"}, timeout=PATIENCE)
     assert sum(label["score"] for label in answer.json()) == pytest.approx(1.0)
-    assert httpx.post(f"{server.url}/models/gone/predict", json={"inputs": "x"}).status_code == 503
 
     check_metrics(server)
+    children = Path(f"/proc/{server.child.pid}/task").glob("*/children")
+    assert not [path for path in children if path.read_text()], "nothing outlives a kill -9"
     stay(slow, server)
     server.child.send_signal(signal.SIGTERM)
     server.until(lambda: "leaving: 1 requests in flight have 30 s to finish" in server.log)
@@ -82,6 +81,22 @@ def test_from_the_first_probe_to_a_drained_end(
     assert answer.startswith("HTTP/1.1 200 OK")
     assert json.loads(answer.partition("\r\n\r\n")[2])["usage"]["completion_tokens"] == 3
     assert server.child.wait(PATIENCE) == 0
+
+
+def test_a_broken_model_is_not_ready_and_leaves_the_others_alone(
+    launch: Callable[..., Process], tiny_classifier: Path
+) -> None:
+    server = launch("gone=/nowhere", f"judge={tiny_classifier}")
+    server.until(lambda: server.get("/startupz").status_code == 200)
+    server.until(lambda: f"ready on {server.url}: judge of 2 models in " in server.log)
+    probe = server.get("/readyz")
+    assert probe.status_code == 503
+    [reason] = probe.json()["reasons"]
+    assert reason.startswith("gone is broken: /nowhere")
+    assert probe.json()["models"]["judge"] == {"state": "ready"}
+    assert httpx.post(f"{server.url}/models/gone/predict", json={"inputs": "x"}).status_code == 503
+    assert httpx.post(f"{server.url}/models/judge/predict", json={"inputs": "x"}).status_code == 200
+    assert server.get("/livez").status_code == 200
 
 
 def check_metrics(server: Process) -> None:
@@ -144,6 +159,43 @@ def test_who_is_cut_is_told_so(launch: Callable[..., Process], tiny_generator: P
     assert ends["whole"].status_code == 503
     assert ends["whole"].json()["error"]["code"] == "stopped"
     assert server.child.wait(PATIENCE) == 0
+
+
+def test_a_client_that_does_not_read_cannot_hold_the_exit(
+    launch: Callable[..., Process], long_generator: Path, slow: socket.socket
+) -> None:
+    server = launch(f"chat={long_generator}", "--drain-seconds", "1")
+    server.ready()
+    asked = {"model": "chat", "prompt": "The fox", "max_tokens": 15_000, "stream": True, "logprobs": 20}
+    content = json.dumps(asked | {"ignore_eos": True}).encode()
+    slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    slow.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    slow.sendall(
+        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+    )
+    server.until(lambda: server.page.total("requests_running") == 1)
+    time.sleep(1)  # until all buffers are full
+    began = time.monotonic()
+    assert server.stop() == 0
+    assert 1 < time.monotonic() - began < 1 + LAST_WORDS + 2
+    assert "left behind" not in server.log
+
+
+def test_a_load_does_not_hold_the_exit(tmp_path: Path, tiny_generator: Path) -> None:
+    server = Faulted(tmp_path, f"chat={tiny_generator}")
+    server.arm(Fault("slow", seconds=1))  # every step of the warming up
+    try:
+        server.until(lambda: "listening on" in server.log)
+        server.until(lambda: "progress" in server.get("/readyz").json()["models"]["chat"])
+        assert server.get("/livez").status_code == 200
+        began = time.monotonic()
+        assert server.stop() == 0
+        assert time.monotonic() - began < 4
+        assert "is ready" not in server.log
+        assert "left behind" not in server.log
+    finally:
+        server.child.kill()
+        server.child.wait()
 
 
 def test_a_second_signal_does_not_wait(

@@ -1,9 +1,11 @@
 """Tokenizers: equal to the reference implementation, exact in streams, and clear about what is wrong with a file."""
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models as backends
 
 from models.errors import CheckpointError, EncodingError, UnsupportedError
-from models.tokenizer import Tokenizer
+from models.tokenizer import Encoding, Tokenizer
 from models.tokenizer.gguf import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from models.tokenizer.spelling import byte_alphabet
 
@@ -306,20 +308,49 @@ def test_control_tokens_in_trusted_and_untrusted_text() -> None:
     untrusted = SHARED.encode(text, special=False, untrusted=True)
     assert not any(map(SHARED.is_special, untrusted.ids))
     assert SHARED.decode(untrusted.ids) == text
-    assert SHARED.encode_batch([text], special=False, untrusted=True) == [untrusted]
+    assert listed(SHARED.encode_batch([text], special=False, untrusted=True)[0]) == listed(untrusted)
     assert SHARED.encode(text, special=False).ids[0] == 0  # the switch leaves nothing behind
 
 
 def test_threads_share_a_tokenizer() -> None:
-    alone = [SHARED.encode(text) for text in TEXTS]
+    alone = [listed(SHARED.encode(text)) for text in TEXTS]
     with ThreadPoolExecutor(4) as pool:
         for _ in range(5):
-            assert list(pool.map(SHARED.encode, TEXTS)) == alone
+            assert list(pool.map(lambda text: listed(SHARED.encode(text)), TEXTS)) == alone
             marked = list(pool.map(lambda text: SHARED.encode(text, untrusted=True).ids, TEXTS))
-            assert marked[-1] != alone[-1].ids
+            assert marked[-1] != alone[-1][0]
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """The library's method for one text keeps the interpreter to itself until it is done."""
+    ticks, done = [time.perf_counter()], threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.001):
+            ticks.append(time.perf_counter())
+
+    watching = threading.Thread(target=tick)
+    watching.start()
+    began = time.perf_counter()
+    assert len(SHARED.encode("Ünïcode: naïve café, 12345. " * 20_000)) > 20_000
+    took = time.perf_counter() - began
+    done.set()
+    watching.join()
+    assert max(later - earlier for earlier, later in pairwise(ticks)) < took / 3
+
+
+def test_without_offsets_the_rest_is_the_same() -> None:
+    for text in [*TEXTS, ("hello world", "the fox")]:
+        [whole], [fast] = (SHARED.encode_batch([text], offsets=offsets) for offsets in (True, False))
+        assert len(whole) == len(whole.ids)
+        assert (fast.ids, fast.segments, fast.special) == (whole.ids, whole.segments, whole.special)
 
 
 # Equal to the reference: folders
+
+
+def listed(encoding: Encoding) -> tuple[list[Any], ...]:
+    return encoding.ids, encoding.segments, encoding.offsets, encoding.special, encoding.pieces
 
 
 def equal(ours: Tokenizer, reference: Any, texts: list[Any] = TEXTS) -> None:
@@ -509,8 +540,8 @@ def test_gguf_sentencepiece_puts_its_space_everywhere() -> None:
 def test_gguf_word_pieces_equal_the_folder(tmp_path: Path) -> None:
     ours, folder = word_piece_tokenizer(), Tokenizer.from_folder(word_piece_folder(tmp_path))
     for text in TEXTS:
-        assert ours.encode(text) == folder.encode(text)
-    assert ours.encode_batch(PAIRS) == folder.encode_batch(PAIRS)
+        assert listed(ours.encode(text)) == listed(folder.encode(text))
+    assert list(map(listed, ours.encode_batch(PAIRS))) == list(map(listed, folder.encode_batch(PAIRS)))
     assert (ours.bos_id, ours.eos_id, ours.pad_id) == (3, 4, 0)
 
 

@@ -60,7 +60,18 @@ def load(
 
     CheckpointError names the file and the tensor at fault; UnsupportedError says what to do instead.
     """
-    what = describe(source)
+    return read(source, describe(source), dtype=dtype, device=device, progress=progress)
+
+
+def read(
+    source: str,
+    what: Description,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    progress: Callable[[int, int], None],
+) -> Checkpoint:
+    """The same of a source that is described already."""
     network, head = build(what, dtype, torch.device(device), progress)
     known, rows = what.tokenizer.vocab_size, what.config.vocab_size
     if known > rows:

@@ -7,7 +7,7 @@ adapter holds is used, or it is refused by name.
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from logging import getLogger
 from pathlib import Path
@@ -19,7 +19,7 @@ from torch import Tensor
 from models.architectures import Family, HeadSpec, rename
 from models.checkpoint.hub import is_id
 from models.checkpoint.parts import Json, Parts, read_json
-from models.checkpoint.tensors import Entry, readable, safetensors
+from models.checkpoint.tensors import Entry, ignore, readable, safetensors
 from models.errors import CheckpointError, UnsupportedError
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -60,10 +60,10 @@ class Merged(Entry):
     scale: float
     transposed: bool  # the base keeps [in, out] where B @ A is [out, in]
 
-    def read(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore) -> Tensor:
         a, b = (side.read(torch.float32, device) for side in self.pair)
         update = a.t() @ b.t() if self.transposed else b @ a
-        return super().read(torch.float32, device).add_(update, alpha=self.scale).to(dtype)
+        return super().read(torch.float32, device, advanced).add_(update, alpha=self.scale).to(dtype)
 
 
 def is_adapter(path: Path) -> bool:

@@ -87,12 +87,17 @@ def build(
     network, head = blank(what)
     entries = used(what, network, head)
     total, done = sum(entry.size for entry in entries.values()), 0
-    progress(0, total)
-    for name, entry in entries.items():
-        for ours, piece in what.translate(name, entry.read(dtype, device)):
-            assign(network, head, ours, piece)
-        done += entry.size
+
+    def advanced(size: int) -> None:
+        nonlocal done
+        done += size
         progress(done, total)
+
+    advanced(0)
+    for name, entry in entries.items():
+        for ours, piece in what.translate(name, entry.read(dtype, device, advanced)):
+            assign(network, head, ours, piece)
+    progress(total, total)
     tie(network, head)
     return network.to(device).eval(), head.to(device).eval()
 

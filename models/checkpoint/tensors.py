@@ -22,6 +22,10 @@ PIECE = 1 << 20  # bytes of a file in memory at a time
 LONGEST_HEADER = 100 << 20  # the safetensors specification's limit
 
 
+def ignore(size: int) -> None:
+    """Nobody asked how far it is."""
+
+
 @dataclass(frozen=True)
 class Encoding:
     """How numbers become bytes: blocks of `items` numbers in `size` bytes each, turned into a flat tensor."""
@@ -48,8 +52,11 @@ class Entry:
         assert self.encoding is not None
         return prod(self.shape) // self.encoding.items * self.encoding.size
 
-    def read(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """The whole tensor, in memory of its own.  CheckpointError where the file ends early or cannot be read."""
+    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore) -> Tensor:
+        """The whole tensor, in memory of its own.  CheckpointError where the file ends early or cannot be read.
+
+        `advanced` hears of the bytes of every piece.
+        """
         out = torch.empty(self.shape, dtype=dtype, device=device)
         flat, done = out.view(-1), 0
         try:
@@ -57,11 +64,19 @@ class Entry:
                 file.seek(self.start)
                 while done < flat.numel():
                     piece = self._piece(file.read, flat.numel() - done)
-                    flat[done : done + piece.numel()] = piece
+                    filled = flat[done : done + piece.numel()].copy_(piece)
+                    self._refuse_broken(filled)
                     done += piece.numel()
+                    advanced(self.size * piece.numel() // flat.numel())
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error}", file=str(self.file), tensor=self.name) from None
         return out
+
+    def _refuse_broken(self, filled: Tensor) -> None:
+        """Looks at a sum first: it is finite only if all it sums is, and it is read from the cache."""
+        if not filled.sum().isfinite() and not filled.isfinite().all():
+            message = "holds numbers that are infinite or NaN; copy the file again, or ask who made it"
+            raise CheckpointError(message, file=str(self.file), tensor=self.name)
 
     def _piece(self, read: Callable[[int], bytes | None], left: int) -> Tensor:
         assert self.encoding is not None

@@ -1,57 +1,179 @@
-"""How many requests are let in at once, and how long the others are told to wait.
+"""How much is let in at once, for everybody and for each key, and how long the others are told to wait.
 
 Knows nothing of what is asked.  The one idea: a bound on requests in flight is a bound on memory, kept before a body
-is read; and the wait is computed from how fast answers left lately, not guessed.
+is read, and a bound on their tokens is a bound on time; and the wait is computed from how fast both left lately, not
+guessed.
 """
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 from service.errors import Overloaded, Unavailable
 
-REMEMBERED = 64  # answers from which the rate is measured
+REMEMBERED = 64  # answers from which the rates are measured
 LONGEST_WAIT = 60  # seconds
 
 
-class Admission:
-    """At most `limit` requests in flight.  Lives on the event loop thread."""
+class Load(Protocol):
+    """The tokens of prompts and texts that were submitted and not answered yet."""
 
-    def __init__(self, limit: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limit, self.clock = limit, clock
+    @property
+    def tokens(self) -> int: ...
+
+    def tokens_of(self, owner: str) -> int: ...
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How much may be in flight; one owner's part is `share` of both."""
+
+    requests: int
+    tokens: int
+    share: float = 1.0
+
+    @property
+    def shared(self) -> "Bounds":
+        return Bounds(max(int(self.requests * self.share), 1), max(int(self.tokens * self.share), 1))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What had left by `at`."""
+
+    at: float
+    requests: int
+    tokens: int
+
+
+class Ledger:
+    """What is in flight under one pair of bounds, and what left lately.  `open_tokens` are those in flight now."""
+
+    def __init__(self, bounds: Bounds, whose: str, open_tokens: Callable[[], int], clock: Callable[[], float]) -> None:
+        self.bounds, self.whose, self.open_tokens, self.clock = bounds, whose, open_tokens, clock
         self.in_flight = 0
+        self._left = 0  # requests, since the start
+        self._taken = 0  # tokens, since the start
+        self._marks = deque([self._mark()], maxlen=REMEMBERED + 1)
+
+    def check_room(self) -> None:
+        """Raises Overloaded if there is none for another request, whatever it asks."""
+        if self.in_flight >= self.bounds.requests:
+            message = (
+                f"{self.bounds.requests} requests{self.whose} are in flight, no more are taken until one is answered"
+            )
+            raise Overloaded(message, retry_after=self.wait())
+        if self.open_tokens() >= self.bounds.tokens:
+            raise self._too_many_tokens(f"no more are taken until some of the {self.bounds.tokens} are answered")
+
+    def check_tokens(self, tokens: int) -> None:
+        """Raises Overloaded if there is no room for so many; with none in flight any number has room."""
+        if self.open_tokens() and self.open_tokens() + tokens > self.bounds.tokens:
+            raise self._too_many_tokens(f"with {tokens} more they are over {self.bounds.tokens}")
+
+    def take(self, tokens: int) -> None:
+        self._taken += tokens
+
+    def enter(self) -> None:
+        if self.in_flight == 0:
+            # what was measured before a pause says nothing of now
+            self._marks.clear()
+            self._marks.append(self._mark())
+        self.in_flight += 1
+
+    def leave(self) -> None:
+        self.in_flight -= 1
+        self._left += 1
+        self._marks.append(self._mark())
+
+    def wait(self) -> int:
+        """Whole seconds in which the requests in flight now leave, at the rate of late; from 1 to LONGEST_WAIT."""
+        since = self._marks[0]
+        # nobody left yet: at best one in the time that has passed
+        return self._seconds(self.in_flight, max(self._left - since.requests, 1), since)
+
+    def wait_for_tokens(self) -> int:
+        """The same of the tokens in flight."""
+        since, tokens = self._marks[0], self.open_tokens()
+        gone = self._mark().tokens - since.tokens
+        return self._seconds(tokens, gone, since) if gone > 0 else self.wait()
+
+    def _seconds(self, amount: int, gone: int, since: Mark) -> int:
+        rate = gone / max(self.clock() - since.at, 1e-9)
+        return min(max(math.ceil(amount / rate), 1), LONGEST_WAIT)
+
+    def _mark(self) -> Mark:
+        return Mark(self.clock(), self._left, self._taken - self.open_tokens())
+
+    def _too_many_tokens(self, why: str) -> Overloaded:
+        message = f"{self.open_tokens()} tokens{self.whose} are in flight, {why}"
+        return Overloaded(message, retry_after=self.wait_for_tokens())
+
+
+class Admission:
+    """Lets in what is within `bounds`.  Lives on the event loop thread.
+
+    Where there are several `owners`, each has its share of them.
+    """
+
+    def __init__(
+        self,
+        bounds: Bounds,
+        load: Load,
+        owners: Collection[str] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.draining = False
-        self._began = clock()
-        self._left: deque[float] = deque(maxlen=REMEMBERED)
+        self._all = Ledger(bounds, "", lambda: load.tokens, clock)
+        self._owned = {
+            owner: Ledger(bounds.shared, " for this key", partial(load.tokens_of, owner), clock)
+            for owner in owners
+            if len(owners) > 1
+        }
+
+    @property
+    def in_flight(self) -> int:
+        """HTTP requests."""
+        return self._all.in_flight
 
     def close(self) -> None:
         """Let nobody in any more; what is in flight goes on."""
         self.draining = True
 
     @contextmanager
-    def admitted(self) -> Iterator[None]:
+    def admitted(self, owner: str = "") -> Iterator[None]:
         """A place in flight.  Raises Unavailable while draining and Overloaded when there is none."""
         if self.draining:
-            raise Unavailable("the server is shutting down", retry_after=self.wait())
-        if self.in_flight >= self.limit:
-            message = f"{self.limit} requests are in flight, no more are taken until one is answered"
-            raise Overloaded(message, retry_after=self.wait())
-        if self.in_flight == 0:
-            # what was measured before a pause says nothing of now
-            self._left.clear()
-            self._began = self.clock()
-        self.in_flight += 1
+            raise Unavailable("the server is shutting down", retry_after=self._all.wait())
+        ledgers = self._ledgers(owner)
+        for ledger in ledgers:
+            ledger.check_room()
+        for ledger in ledgers:
+            ledger.enter()
         try:
             yield
         finally:
-            self.in_flight -= 1
-            self._left.append(self.clock())
+            for ledger in ledgers:
+                ledger.leave()
+
+    def check_tokens(self, owner: str, tokens: int) -> None:
+        """Raises Overloaded if so many more are over a bound; of one call, before it is submitted."""
+        for ledger in self._ledgers(owner):
+            ledger.check_tokens(tokens)
+
+    def take(self, owner: str, tokens: int) -> None:
+        """So many were submitted."""
+        for ledger in self._ledgers(owner):
+            ledger.take(tokens)
 
     def wait(self) -> int:
-        """Whole seconds in which what is in flight now leaves, at the rate of late; from 1 to LONGEST_WAIT."""
-        since = self._left[0] if len(self._left) == REMEMBERED else self._began
-        elapsed = max(self.clock() - since, 1e-9)
-        rate = max(len(self._left), 1) / elapsed  # nobody left yet: at best one in the time that has passed
-        return min(max(math.ceil(self.in_flight / rate), 1), LONGEST_WAIT)
+        """Whole seconds in which the requests in flight now leave."""
+        return self._all.wait()
+
+    def _ledgers(self, owner: str) -> list[Ledger]:
+        return [self._all, *([self._owned[owner]] if owner in self._owned else [])]

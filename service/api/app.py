@@ -13,21 +13,22 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from service.api import health, openai, tei
+from service.api import admin, health, openai, tei
 from service.api.dialect import Dialect
-from service.api.gate import Gate
+from service.api.gate import Gate, Refuse
 from service.api.server import Server
 from service.api.stream import JsonResponse
+from service.api.visit import Visit
 from service.errors import (
     BadRequest,
+    ClientGone,
     Expired,
     MethodNotAllowed,
     NotFound,
     PolyheadError,
-    StepFailed,
-    Stopped,
     Unauthorized,
 )
+from service.metrics import Missed
 from service.version import VERSION
 
 # Who owns a path: the first that says so; the first of all where nobody does.
@@ -46,33 +47,38 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
     )
     app.state.server = server
     server.metrics.watch_in_flight(lambda: server.admission.in_flight)
+    server.metrics.watch_engine(server.engine)
     refuse = partial(respond, server)
-    for router in (health.router, *(dialect.router for dialect in DIALECTS)):
+    administration = [admin.router] if server.settings.admin_key.get_secret_value() else []
+    for router in (health.router, *administration, *(dialect.router for dialect in DIALECTS)):
         app.include_router(router)
     app.add_middleware(Gate, server=server, refuse=refuse)
     install_handlers(app, refuse)
     return app
 
 
-def install_handlers(app: FastAPI, refuse: Callable[[str, PolyheadError], Response]) -> None:
+def install_handlers(app: FastAPI, refuse: Refuse) -> None:
+    def refused(request: Request, error: PolyheadError) -> Response:
+        return refuse(request.state.visit, request.url.path, error)
+
     async def polyhead(request: Request, error: Exception) -> Response:
         assert isinstance(error, PolyheadError)
-        return refuse(request.url.path, error)
+        return refused(request, error)
 
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        response = refuse(request.url.path, translated(request, error))
+        response = refused(request, translated(request, error))
         response.headers.update(error.headers or {})
         return response
 
     async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        return refuse(request.url.path, first_complaint(error))
+        return refused(request, first_complaint(error))
 
     async def unforeseen(request: Request, error: Exception) -> Response:  # noqa: ARG001
         """A fault of ours: the traceback goes to the log, under the id that the answer carries."""
-        response = refuse(request.url.path, PolyheadError("the server made a mistake; its log says more"))
-        response.headers["X-Request-Id"] = request.state.request_id
+        response = refused(request, PolyheadError("the server made a mistake; its log says more"))
+        response.headers["X-Request-Id"] = request.state.visit.id
         return response
 
     app.add_exception_handler(PolyheadError, polyhead)
@@ -81,12 +87,24 @@ def install_handlers(app: FastAPI, refuse: Callable[[str, PolyheadError], Respon
     app.add_exception_handler(Exception, unforeseen)
 
 
-def respond(server: Server, path: str, error: PolyheadError) -> Response:
-    """`error` as the dialect that owns `path` says it; counted, unless a request to the engine counted it already."""
-    if not isinstance(error, StepFailed | Stopped | Expired):
-        server.metrics.rejected(error.code, error.model, error.task)
+def respond(server: Server, visit: Visit, path: str, error: PolyheadError) -> Response:
+    """`error` as the dialect that owns `path` says it; counted, unless the engine counts the request."""
+    if not visit.counted:
+        visit.counted = True
+        server.metrics.missed(missed(error), error.code, error.model or visit.model, error.task or visit.task)
     dialect = owner(path)
     return JsonResponse(dialect.error(error), dialect.status(error), headers_of(error))
+
+
+def missed(error: PolyheadError) -> Missed:
+    """How a request ends that the engine never had."""
+    match error:
+        case Expired():
+            return "expired"
+        case ClientGone():
+            return "aborted"
+        case _:
+            return "rejected"
 
 
 def owner(path: str) -> Dialect:

@@ -7,6 +7,7 @@ sentence of the form "field: what would be right, got what came".
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import partial
 from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar
 
 import orjson
@@ -23,15 +24,16 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
-from starlette.requests import ClientDisconnect
 
+from service.api.body import parsed
+from service.api.visit import LONGEST, SHORTEST, Visit
 from service.errors import BadRequest, PolyheadError
 from service.model import Model
 from service.request import Request as Asked
-from service.request import Task
+from service.request import Task, Terms
 from service.settings import Settings
 from service.text import Text
-from service.transcript import EventSource
+from service.transcript import EventSource, Submit
 
 LONGEST_QUOTE = 60  # characters of an offending value that a message repeats
 MOST_TEXTS = 100_000  # in one call; the setting max_batch_texts is less
@@ -76,10 +78,29 @@ class Server(Protocol):
     @property
     def text(self) -> Text: ...
 
+    def submit(self, visit: Visit, model: Model, requests: Sequence[Asked]) -> Sequence[EventSource]: ...
+
 
 def server(request: Request) -> Server:
     found: Server = request.app.state.server
     return found
+
+
+def visit(request: Request) -> Visit:
+    found: Visit = request.state.visit
+    return found
+
+
+def about(request: Request, model: Model) -> Model:
+    """`model`: the request is about it, and counts as its own however it ends."""
+    here = visit(request)
+    here.model, here.task = model.name, model.task
+    return model
+
+
+def submitter(request: Request, model: Model) -> Submit:
+    """The one way from a dialect to the engine."""
+    return partial(server(request).submit, visit(request), model)
 
 
 class Wire(BaseModel):
@@ -121,13 +142,7 @@ W = TypeVar("W", bound=Wire)
 
 async def body(request: Request, kind: type[W]) -> W:
     """The request's JSON body as a `kind`; whatever is wrong with it is a BadRequest."""
-    try:
-        value = orjson.loads(await request.body())
-    except orjson.JSONDecodeError as error:
-        raise BadRequest(f"the body is not valid JSON: {error}") from None
-    except ClientDisconnect:
-        raise BadRequest("the connection closed before the body was complete") from None
-    return kind.read(value)
+    return kind.read(await parsed(request))
 
 
 def takes(kind: type[Wire]) -> dict[str, Any]:
@@ -191,6 +206,14 @@ def flat_or_short(value: Any) -> Any:
     return value
 
 
+def terms(request: Request, wire: "Work") -> Terms:
+    """On what terms the engine is asked: whose request it is, and what header, body and settings say together."""
+    here = visit(request)
+    if wire.timeout:
+        here.allow(wire.timeout)
+    return Terms(owner=here.owner, priority=wire.priority, deadline=here.deadline)
+
+
 Count = Annotated[int, between(1, (1 << 31) - 1)]  # its default, 0, says that none was given
 TokenId = Annotated[int, between(0, (1 << 31) - 1)]
 Ids = Annotated[list[TokenId], Field(fail_fast=True)]
@@ -200,6 +223,13 @@ TextsOrIds = Annotated[
     BeforeValidator(flat_or_short),
     at_most(MOST_IDS),
 ]
+
+
+class Work(Wire):
+    """What asks the engine for something may say how long that may take, and how urgent it is."""
+
+    timeout: Annotated[float, between(SHORTEST, LONGEST)] = 0.0  # seconds; 0: it doesn't say
+    priority: Annotated[int, between(-100, 100)] = 0  # higher goes first
 
 
 def several(given: str | list[int] | list[str | list[int]]) -> tuple[str | tuple[int, ...], ...]:

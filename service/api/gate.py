@@ -10,16 +10,18 @@ import re
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.security import access, check_key
+from service.api.security import access, admin_keys, client_keys
 from service.api.server import Server
+from service.api.visit import HEADER, Visit, seconds
 from service.errors import BadRequest, BodyTooLarge, PolyheadError
 
-Refuse = Callable[[str, PolyheadError], Response]
+Refuse = Callable[[Visit, str, PolyheadError], Response]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 BODY_SECONDS = 60  # a client that sends nothing for so long holds no place any longer
@@ -30,56 +32,68 @@ log = logging.getLogger("polyhead.http")
 
 
 class Gate:
-    """ASGI middleware.  `refuse(path, error)` is the response for a request that is turned away."""
+    """ASGI middleware.  `refuse(visit, path, error)` is the response for a request that is turned away."""
 
     def __init__(self, app: ASGIApp, server: Server, refuse: Refuse) -> None:
         self.app, self.server, self.refuse = app, server, refuse
+        self.keys = {"key": client_keys(server.settings), "admin": admin_keys(server.settings)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        began, status, name = time.perf_counter(), 500, request_id(Headers(scope=scope))
-        scope.setdefault("state", {})["request_id"] = name
+        status, visit = 500, Visit(request_id(Headers(scope=scope)))
+        scope.setdefault("state", {})["visit"] = visit
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = name
+                MutableHeaders(scope=message)["X-Request-Id"] = visit.id
             await send(message)
 
         try:
-            await self.let_in(scope, receive, send_with_id)
+            await self.let_in(visit, scope, receive, send_with_id)
         finally:
-            self.note(scope, status, time.perf_counter() - began)
+            self.note(visit, scope, status)
 
-    async def let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def let_in(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         """Check what can be checked without the body; only verbs that ask for work take a place in flight."""
         try:
             headers = Headers(scope=scope)
-            if access(scope["path"]) == "key":
-                check_key(headers.get("authorization", ""), self.server.settings.api_key.get_secret_value())
+            if (kind := access(scope["path"])) in self.keys:
+                visit.owner = self.keys[kind].owner(headers.get("authorization", ""))
+            visit.counted = administers = kind == "admin"  # it asks nothing of a model
             if scope["method"] in ("GET", "HEAD"):
                 await self.app(scope, receive, send)
                 return
+            self.allow(visit, headers)
             limit = self.server.settings.max_body_bytes
             check_length(headers.get("content-length", ""), limit)
-            with self.server.admission.admitted():
-                await self.app(scope, limited(receive, limit), send)
+            with nullcontext() if administers else self.server.admission.admitted(visit.owner):
+                await self.app(scope, limited(receive, limit, visit), send)
         except PolyheadError as error:
-            await self.refuse(scope["path"], error)(scope, receive, send)
+            await self.refuse(visit, scope["path"], error)(scope, receive, send)
 
-    def note(self, scope: Scope, status: int, seconds: float) -> None:
+    def allow(self, visit: Visit, headers: Headers) -> None:
+        """What the header and the settings say of how long it may take."""
+        if self.server.settings.request_seconds:
+            visit.allow(self.server.settings.request_seconds)
+        if HEADER in headers:
+            visit.allow(seconds(headers[HEADER]))
+
+    def note(self, visit: Visit, scope: Scope, status: int) -> None:
         """One line in the log and one count; nothing of headers, query or body."""
+        took = time.perf_counter() - visit.arrived
         route = getattr(scope.get("route"), "path", "")
         method = scope["method"] if scope["method"] in METHODS else "other"
         self.server.metrics.answered(method, route, status)
         path = scope.get("raw_path", b"").decode("ascii", "replace")[:LONGEST_PATH]
-        name = scope["state"]["request_id"]
         level = logging.DEBUG if access(scope["path"]) == "public" else logging.INFO
-        fields = {"request_id": name, "method": method, "path": path, "status": status, "seconds": round(seconds, 6)}
-        log.log(level, "%s %s %d in %.1f ms [%s]", method, path, status, seconds * 1000, name, extra=fields)
+        fields = {"request_id": visit.id, "method": method, "path": path, "status": status, "seconds": round(took, 6)}
+        whose = f" for {visit.owner}" if visit.owner else ""
+        told = (method, path, status, took * 1000, whose, visit.id)
+        log.log(level, "%s %s %d in %.1f ms%s [%s]", *told, extra=fields | {"owner": visit.owner})
 
 
 def request_id(headers: Headers) -> str:
@@ -93,18 +107,22 @@ def check_length(announced: str, limit: int) -> None:
         raise BodyTooLarge(f"the body has {int(announced)} bytes, at most {limit} are taken")
 
 
-def limited(receive: Receive, limit: int) -> Receive:
-    """`receive`, which raises BodyTooLarge once the body grows past `limit`, and BadRequest when it stops coming."""
+def limited(receive: Receive, limit: int, visit: Visit) -> Receive:
+    """`receive`, which raises what is wrong with a body: BodyTooLarge once it grows past `limit`, BadRequest when it
+    stops coming, Expired when it takes longer than the visit may."""
     size, complete = 0, False
 
     async def counting() -> Message:
         nonlocal size, complete
         if complete:
             return await receive()
+        left = visit.deadline - time.perf_counter()
         try:
-            async with asyncio.timeout(BODY_SECONDS):
+            async with asyncio.timeout(min(BODY_SECONDS, left)):
                 message = await receive()
         except TimeoutError:
+            if left <= BODY_SECONDS:
+                raise visit.late() from None
             raise BadRequest(f"no more of the body came for {BODY_SECONDS} seconds") from None
         size += len(message.get("body", b""))
         complete = not message.get("more_body", False)

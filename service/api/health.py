@@ -1,7 +1,8 @@
 """How the server is: alive, started, ready, and its metrics.  For orchestrators and people; needs no key.
 
-Knows no dialect.  The one idea: live is about the process (restart it if not), ready is about its models (send
-nothing yet); loading is never a reason to restart.
+Knows no dialect, and sends nothing through the queue: it looks at what the engine has done.  The one idea: live is
+about the process (restart it if not), ready is about its models (send nothing now), and each that says no says why;
+loading is never a reason to restart.
 """
 
 from typing import Any, cast
@@ -22,8 +23,9 @@ def server(request: Request) -> Server:
 @router.head("/livez", include_in_schema=False)
 @router.get("/livez", summary="Is the process worth keeping?")
 async def livez(request: Request) -> Response:
-    alive = server(request).alive()
-    return JSONResponse({"live": alive}, 200 if alive else 503)
+    """No, if the engine thread has ended, or work has waited for `hang_seconds` without a step being finished."""
+    reasons = server(request).dying()
+    return JSONResponse({"live": not reasons, "reasons": reasons}, 503 if reasons else 200)
 
 
 @router.head("/startupz", include_in_schema=False)
@@ -38,10 +40,13 @@ async def startupz(request: Request) -> Response:
 @router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Can it answer?  Says how far each model is.")
 async def readyz(request: Request) -> Response:
+    """No, while it loads or drains, without a model, when a model of the settings is broken or cannot compute any
+    more, or when work has waited for `stall_seconds` without a step being finished."""
     here = server(request)
+    reasons = here.unready()
     models = {name: described(state) for name, state in here.registry.states().items()}
-    body = {"ready": here.ready, "draining": here.admission.draining, "models": models}
-    return JSONResponse(body, 200 if here.ready else 503)
+    body = {"ready": not reasons, "draining": here.admission.draining, "reasons": reasons, "models": models}
+    return JSONResponse(body, 503 if reasons else 200)
 
 
 @router.head("/metrics", include_in_schema=False)

@@ -7,14 +7,13 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from functools import partial
 from operator import attrgetter
 from typing import Any, get_args
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.api.dialect import Dialect, body, server, takes
+from service.api.dialect import Dialect, about, body, server, submitter, takes, terms
 from service.api.openai_wire import (
     ChatRequest,
     CompletionRequest,
@@ -54,7 +53,7 @@ async def completions(request: Request) -> Response:
 
 async def complete(request: Request, wire: CompletionRequest) -> Response:
     call = called("cmpl", wire)
-    count, answers = await begun(request, call, read_completion(wire))
+    count, answers = await begun(request, wire, call, read_completion(wire))
     if wire.stream:
         return await EventStream.open(events(completion_chunks(call, answers), write_error, DONE))
     return JsonResponse(write_completion(call, await whole(count, answers)))
@@ -68,7 +67,7 @@ async def chat_completions(request: Request) -> Response:
 
 async def chat(request: Request, wire: ChatRequest) -> Response:
     call = called("chatcmpl", wire)
-    count, answers = await begun(request, call, read_chat(wire))
+    count, answers = await begun(request, wire, call, read_chat(wire))
     if wire.stream:
         return await EventStream.open(events(chat_chunks(call, answers), write_error, DONE))
     return JsonResponse(write_chat(call, await whole(count, answers)))
@@ -79,12 +78,12 @@ def called(kind: str, wire: Sampled) -> Call:
     return Call(id=f"{kind}-{uuid.uuid4().hex}", model=wire.model, created=int(time.time()), usage=usage)
 
 
-async def begun(request: Request, call: Call, asked: Continuation) -> tuple[int, Answers]:
+async def begun(request: Request, wire: Sampled, call: Call, asked: Continuation) -> tuple[int, Answers]:
     """How many answers there will be, and the answers, not yet submitted."""
     here = server(request)
-    model = here.registry.resolve(call.model, ["generate"])
-    requests = await here.text.prompts(model, asked, call.id)
-    return len(requests), continued(model.tokenizer, asked.stops, requests, partial(here.registry.submit, model))
+    model = about(request, here.registry.resolve(call.model, ["generate"]))
+    requests = await here.text.prompts(model, asked, call.id, terms(request, wire))
+    return len(requests), continued(model.tokenizer, asked.stops, requests, submitter(request, model))
 
 
 async def completion_chunks(call: Call, answers: Answers) -> AsyncGenerator[dict[str, Any], None]:
@@ -117,9 +116,10 @@ async def embeddings(request: Request) -> Response:
 
 async def embed(request: Request, wire: EmbeddingRequest) -> Response:
     here = server(request)
-    model = here.registry.resolve(wire.model, ["embed"])
-    requests = await here.text.inputs(model, read_embedding(wire), f"embd-{uuid.uuid4().hex}")
-    vectors = await scored(requests, partial(here.registry.submit, model))
+    model = about(request, here.registry.resolve(wire.model, ["embed"]))
+    asked, call = read_embedding(wire), f"embd-{uuid.uuid4().hex}"
+    requests = await here.text.inputs(model, asked, call, terms(request, wire))
+    vectors = await scored(requests, submitter(request, model))
     return JsonResponse(write_embeddings(wire.model, wire.encoding_format, vectors))
 
 

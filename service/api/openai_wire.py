@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.api.dialect import Count, TextsOrIds, TokenId, Wire, at_most, between, described, several
+from service.api.dialect import Count, TextsOrIds, TokenId, Wire, Work, at_most, between, described, several
 from service.errors import BadRequest
 from service.request import Sampling
 from service.text import Chat, Continuation, Prompt, Reading
@@ -71,7 +71,7 @@ class StreamOptions(Wire):
     include_obfuscation: bool = False  # harmless: there is nothing to hide the length of tokens from
 
 
-class Sampled(Wire):
+class Sampled(Work):
     """What completions and chat have in common."""
 
     model: str
@@ -136,7 +136,7 @@ class ChatRequest(Sampled):
     parallel_tool_calls: bool = False  # harmless: there are no tools
 
 
-class EmbeddingRequest(Wire):
+class EmbeddingRequest(Work):
     model: str
     input: TextsOrIds
     dimensions: Count = 0

@@ -5,12 +5,14 @@ application's routes to see that each has its line.
 """
 
 import hmac
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from service.errors import Unauthorized
+from service.settings import Settings
 
-Access = Literal["public", "key"]
+Access = Literal["public", "key", "admin"]
+DEFAULT_OWNER = "default"  # of the key that has no name
 
 # A path takes the decision of its longest prefix here, whole segments only; "/" is no prefix but the address itself.
 # Public routes say how the server is and what it can do, never what was asked of it.
@@ -24,6 +26,7 @@ ACCESS: Mapping[str, Access] = {
     "/docs": "public",
     "/redoc": "public",
     "/openapi.json": "public",
+    "/admin": "admin",
     "/v1": "key",
     "/models": "key",
     "/predict": "key",
@@ -52,11 +55,42 @@ def access(path: str) -> Access:
 
 def check_key(authorization: str, key: str) -> None:
     """Raises Unauthorized unless the header `authorization` carries `key`; an empty key asks for nothing."""
-    if not key:
-        return
-    scheme, _, given = authorization.partition(" ")
-    if scheme.lower() != "bearer":
-        raise Unauthorized("this server needs a key: send the header 'Authorization: Bearer <key>'")
-    # compared in constant time, so that the time an answer takes says nothing of the key
-    if not hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), key.encode()):
-        raise Unauthorized("the key in the header Authorization is not this server's")
+    Keys([("", key)] if key else []).owner(authorization)
+
+
+class Keys:
+    """Named keys, any of which opens.  Without any, nothing is asked for."""
+
+    def __init__(self, named: Iterable[tuple[str, str]]) -> None:
+        self._keys = [(name, key.encode()) for name, key in named]
+
+    @property
+    def owners(self) -> frozenset[str]:
+        return frozenset(name for name, _ in self._keys)
+
+    def owner(self, authorization: str) -> str:
+        """Whose key the header `authorization` carries; empty if none is asked for.  Raises Unauthorized."""
+        if not self._keys:
+            return ""
+        scheme, _, given = authorization.partition(" ")
+        if scheme.lower() != "bearer":
+            raise Unauthorized("this server needs a key: send the header 'Authorization: Bearer <key>'")
+        sent = given.strip().encode("utf-8", "surrogateescape")
+        # all are compared, each in constant time, so that the time an answer takes says nothing of any key
+        matching = [name for name, key in self._keys if hmac.compare_digest(sent, key)]
+        if not matching:
+            raise Unauthorized("the key in the header Authorization is not this server's")
+        return matching[0]
+
+
+def client_keys(settings: Settings) -> Keys:
+    """The keys of clients, by the name of their owner."""
+    first = settings.api_key.get_secret_value()
+    named = [(name, key.get_secret_value()) for name, key in settings.api_keys.items()]
+    return Keys([(DEFAULT_OWNER, first), *named] if first else named)
+
+
+def admin_keys(settings: Settings) -> Keys:
+    """The one key of administrators.  Without it there are no such routes, and their paths are like any other."""
+    key = settings.admin_key.get_secret_value()
+    return Keys([("", key)]) if key else client_keys(settings)

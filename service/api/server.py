@@ -1,18 +1,23 @@
 """What the routes of one application reach: `request.app.state.server`.
 
-Knows no torch: the registry is whatever answers these questions.
+Knows no torch: the registry and the engine are whatever answers these questions.  The one idea: every dialect submits
+here, so that the last look at deadline and bounds, and the first count, have one place.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from service.api import dialect
-from service.api.admission import Admission
-from service.metrics import Metrics
-from service.model import State
+from service.api.admission import Admission, Load
+from service.api.visit import Visit
+from service.change import Change
+from service.metrics import Metrics, Watched
+from service.model import Known, Model, State, concerning
+from service.request import Request
 from service.settings import Settings
 from service.text import Text
+from service.transcript import EventSource
 
 
 class Registry(dialect.Registry, Protocol):
@@ -20,25 +25,90 @@ class Registry(dialect.Registry, Protocol):
 
     def states(self) -> Mapping[str, State]: ...
 
+    # what administrators ask; see service.registry
+
+    @property
+    def change(self) -> Change | None: ...
+
+    def known(self) -> list[Known]: ...
+
+    def memory(self) -> tuple[int, int]: ...
+
+    def load(self, name: str, source: str) -> Change: ...
+
+    def reload(self, name: str, source: str, drain_s: float) -> Change: ...
+
+    def unload(self, name: str, drain_s: float) -> Change: ...
+
+    def alias(self, alias: str, name: str) -> None: ...
+
+    def unalias(self, alias: str) -> None: ...
+
+
+class Engine(Load, Watched, Protocol):
+    """Whether the thread that computes runs, and how far it gets."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    def failing(self) -> list[str]:
+        """Models that cannot compute any more."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Server:
-    """`alive` says whether the thread that computes still runs."""
-
     settings: Settings
     registry: Registry
     metrics: Metrics
     text: Text
     admission: Admission
-    alive: Callable[[], bool]
+    engine: Engine
+
+    def submit(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
+        """All of one call, or none.  Raises Expired or Overloaded, and what the engine raises."""
+        tokens = sum(len(request.tokens) for request in requests)
+        with concerning(model):
+            visit.hurry()
+            self.admission.check_tokens(visit.owner, tokens)
+            sources = self.registry.submit(model, requests)
+        self.admission.take(visit.owner, tokens)
+        self.metrics.received(model.name, model.task, len(requests))
+        visit.counted = True
+        return sources
 
     @property
     def started(self) -> bool:
-        """Every model is loaded and warm, or known to be broken."""
-        return all(state.settled for state in self.registry.states().values())
+        """Every model of the settings is loaded and warm, or known to be broken."""
+        states = self.registry.states()
+        return all(states[name].settled for name in self.settings.models if name in states)
 
-    @property
-    def ready(self) -> bool:
-        """Whether requests should be sent here."""
-        usable = any(state.phase == "ready" for state in self.registry.states().values())
-        return self.started and usable and self.alive() and not self.admission.draining
+    def dying(self) -> list[str]:
+        """Why the process is to be restarted; nothing if it isn't."""
+        if not self.engine.alive:
+            return ["the engine thread has ended"]
+        return self._stalled(self.settings.hang_seconds)
+
+    def unready(self) -> list[str]:
+        """Why no requests should be sent here; nothing if they should."""
+        reasons = ["the server is shutting down"] if self.admission.draining else []
+        reasons += self.dying() or self._stalled(self.settings.stall_seconds)
+        reasons += self._unfit()
+        if not any(state.phase == "ready" for state in self.registry.states().values()):
+            reasons.append("no model is ready")
+        return reasons
+
+    def _stalled(self, patience: float) -> list[str]:
+        stalled = self.engine.stalled()
+        return [f"no step has been finished for {stalled:.1f} s, and work waits"] if stalled > patience else []
+
+    def _unfit(self) -> list[str]:
+        """What keeps a model of the settings from answering."""
+        states, failing, reasons = self.registry.states(), self.engine.failing(), []
+        for name in self.settings.models:
+            if name in states and states[name].phase == "broken":
+                reasons.append(f"{name} is broken: {states[name].why}")
+            elif name in states and not states[name].settled:
+                reasons.append(f"{name} is not loaded yet")
+            elif name in failing:
+                reasons.append(f"{name} cannot compute any more")
+        return reasons

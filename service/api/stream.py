@@ -14,9 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from service.errors import PolyheadError
-
-CLIENT_GONE = 499  # as nginx logs it; no one reads it
+from service.errors import ClientGone, PolyheadError
 
 
 class JsonResponse(Response):
@@ -29,12 +27,17 @@ class JsonResponse(Response):
 
 
 async def answer(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """What `work` returns, unless the client goes first: then `work` is cancelled.  The body must have been read."""
+    """What `work` returns, unless the client goes first: then `work` is cancelled, and ClientGone raised.
+
+    The body must have been read.
+    """
     task = asyncio.create_task(work)
     gone = asyncio.create_task(disconnected(request.receive))
     try:
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else Response(status_code=CLIENT_GONE)
+        if not task.done():
+            raise ClientGone("the client has left")
+        return task.result()
     finally:
         await stopped(task, gone)
 

@@ -7,7 +7,6 @@ token offsets count bytes of UTF-8.
 import asyncio
 import uuid
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal, get_args
 
@@ -22,12 +21,17 @@ from service.api.dialect import (
     Dialect,
     TextsOrIds,
     Wire,
+    Work,
+    about,
     at_most,
     body,
     described,
     server,
     several,
+    submitter,
     takes,
+    terms,
+    visit,
 )
 from service.api.stream import JsonResponse, answer
 from service.errors import EmptyInput, Expired, Overloaded, PolyheadError, StepFailed, Stopped, Unavailable
@@ -55,7 +59,7 @@ Texts = Annotated[
 ]
 
 
-class Cut(Wire):
+class Cut(Work):
     """What to do with a text that is too long: an error, unless it is asked to be cut."""
 
     truncate: bool = False
@@ -232,13 +236,13 @@ router = APIRouter(tags=["text-embeddings-inference"])
 def named(request: Request, tasks: Collection[Task]) -> Model:
     """The model in the path, or the only one that fits."""
     registry, name = server(request).registry, request.path_params.get("name", "")
-    return registry.resolve(name, tasks) if name else registry.only(tasks)
+    return about(request, registry.resolve(name, tasks) if name else registry.only(tasks))
 
 
-async def read_by(request: Request, model: Model, asked: Reading, kind: str) -> list[Scores]:
-    here = server(request)
-    requests = await here.text.inputs(model, asked, f"{kind}-{uuid.uuid4().hex}")
-    return await scored(requests, partial(here.registry.submit, model))
+async def read_by(request: Request, wire: Cut, model: Model, asked: Reading) -> list[Scores]:
+    call = f"{model.task}-{uuid.uuid4().hex}"
+    requests = await server(request).text.inputs(model, asked, call, terms(request, wire))
+    return await scored(requests, submitter(request, model))
 
 
 @router.post("/predict", openapi_extra=takes(PredictRequest), summary="The labels of texts, likeliest first.")
@@ -248,7 +252,7 @@ async def predict(request: Request) -> Response:
 
     async def work() -> Response:
         model = named(request, CLASSIFIERS)
-        answers = await read_by(request, model, read_predict(wire), "predict")
+        answers = await read_by(request, wire, model, read_predict(wire))
         return JsonResponse(write_predict(model.labels, answers, one=is_one(wire)))
 
     return await answer(request, work())
@@ -260,7 +264,7 @@ async def embed(request: Request) -> Response:
     wire = await body(request, EmbedRequest)
 
     async def work() -> Response:
-        answers = await read_by(request, named(request, EMBEDDERS), read_embed(wire), "embed")
+        answers = await read_by(request, wire, named(request, EMBEDDERS), read_embed(wire))
         return JsonResponse([vector.values for vector in answers])
 
     return await answer(request, work())
@@ -272,7 +276,7 @@ async def rerank(request: Request) -> Response:
     wire = await body(request, RerankRequest)
 
     async def work() -> Response:
-        answers = await read_by(request, named(request, RANKERS), read_rerank(wire), "rerank")
+        answers = await read_by(request, wire, named(request, RANKERS), read_rerank(wire))
         return JsonResponse(write_rerank(wire, answers))
 
     return await answer(request, work())
@@ -286,7 +290,8 @@ async def tokenize(request: Request) -> Response:
 
     async def work() -> Response:
         model = named(request, described_by_default(request))
-        encodings = await server(request).text.tokens(model, "inputs", texts, special=wire.add_special_tokens)
+        special, deadline = wire.add_special_tokens, visit(request).deadline
+        encodings = await server(request).text.tokens(model, texts, special=special, deadline=deadline)
         # a long text has as many entries as tokens: not on the event loop
         return await asyncio.to_thread(lambda: JsonResponse(write_tokenize(texts, encodings)))
 

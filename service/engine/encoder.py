@@ -1,11 +1,12 @@
 """The worker of encoder-only models: whole texts, batched by tokens.
 
 Knows tokens, states and what a head makes of them; no labels, no text.  The one idea: texts lie end to end, so the
-dense layers compute no padding, and a step is filled by tokens, first come first served; sorted by length within the
-step, so that neighbours in attention are alike.
+dense layers compute no padding, and a step is filled by tokens, in the order of the queue (priority, fair shares,
+arrival); sorted by length within the step, so that neighbours in attention are alike.
 """
 
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
+from collections.abc import Callable
 from time import perf_counter
 from typing import Protocol
 
@@ -14,7 +15,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from models.executor import Executor, Rows
-from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket
+from service.engine.queue import Deadlines, Queue
+from service.engine.trials import Trials
+from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket, too_late
 from service.errors import BadRequest, StepFailed
 from service.request import Done, Encode, Encoded, Failed, Request, Task
 
@@ -39,12 +42,15 @@ class Encoder:
         self.model, self.task = model, task
         self._executor, self._head = executor, head
         self._token_budget = token_budget
-        self._waiting: OrderedDict[Ticket, Encode] = OrderedDict()
-        self._batch: list[tuple[Ticket, Encode]] = []  # of the step in progress
+        self._waiting: Queue[Ticket] = Queue()
+        self._asked: dict[Ticket, Encode] = {}  # by those that wait, are in the step, or are to be tried again
+        self._deadlines: Deadlines[Ticket] = Deadlines()
+        self._batch: list[Ticket] = []  # of the step in progress
+        self._trials: Trials[Ticket] = Trials()
 
     @property
     def busy(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._asked)
 
     def refuse(self, request: Request) -> None:
         assert isinstance(request, Encode)
@@ -54,15 +60,25 @@ class Encoder:
             raise BadRequest(f"{len(request.segments)} segments for {len(request.tokens)} tokens", param="input")
 
     def submit(self, ticket: Ticket) -> None:
-        assert isinstance(ticket.request, Encode)
-        self._waiting[ticket] = ticket.request
+        request = ticket.request
+        assert isinstance(request, Encode)
+        self._asked[ticket] = request
+        self._waiting.add(ticket, request.terms.owner, request.terms.priority)
+        self._deadlines.add(ticket, request.terms.deadline)
 
     def abort(self, ticket: Ticket) -> None:
-        self._waiting.pop(ticket, None)
+        if ticket in self._asked:
+            self._remove(ticket)
+
+    def expire(self, now: float) -> list[Answer]:
+        late = self._deadlines.passed(now)
+        for ticket in late:
+            self._remove(ticket)
+        return [(ticket, Failed(too_late(ticket, now))) for ticket in late]
 
     def step(self) -> Step:
-        self._batch = batch = self._take()
-        rows = lay_out([request for _, request in batch])
+        self._batch = batch = self._next_batch()
+        rows = lay_out([self._asked[ticket] for ticket in batch])
         wanted, starts = self._head.wanted(rows.starts)
         rows.wanted.extend(wanted)
         began = perf_counter()
@@ -81,45 +97,72 @@ class Encoder:
             sample_s=ended - computed,
             running=0,
             waiting=len(self._waiting),
-            queue_s=[began - ticket.submitted for ticket, _ in batch],
+            queue_s=[began - ticket.submitted for ticket in batch],
         )
-        return Step(self._answers(values), report)
+        answers = self._answers(values)
+        self._batch = []  # a ticket leads back to its worker, and whoever drops that wants the memory at once
+        return Step(answers, report)
 
     def fail(self) -> list[Answer]:
         error = StepFailed("the step that computed this request failed")
-        return [(ticket, Failed(error)) for ticket, _ in self._batch]
+        guilty = self._trials.failed(self._batch)
+        for ticket in guilty:
+            self._remove(ticket)
+        return [(ticket, Failed(error)) for ticket in guilty]
+
+    def prove(self) -> None:
+        rows = lay_out([Encode("proof", (0,))])
+        wanted, starts = self._head.wanted(rows.starts)
+        rows.wanted.extend(wanted)
+        with torch.inference_mode():
+            scores = self._head(self._executor.step(rows), starts)
+        if not scores.isfinite().all():
+            raise StepFailed("the answer to token 0 is not finite")
 
     def check(self) -> None:
-        """A text holds nothing between steps."""
+        """Assert that nobody is kept who has left."""
+        assert not self._waiting, "somebody waits for whom nothing is asked"
+        assert not self._deadlines, "a deadline outlives its request"
 
-    def warm_up(self) -> None:
+    def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         """Runs four texts of different lengths, closed and raw."""
         for length, raw in ((8, False), (16, True), (24, False), (32, True)):
             self.submit(Rehearsal(Encode("warm-up", (0,) * length, raw=raw)))
         while self.busy:
             self.step()
+            breathe()
 
-    def _take(self) -> list[tuple[Ticket, Encode]]:
-        """The next batch, first come first served, shortest first."""
-        batch: list[tuple[Ticket, Encode]] = []
-        room = self._token_budget
-        while self._waiting:
-            ticket, request = self._waiting.popitem(last=False)
-            if batch and len(request.tokens) > room:
-                self._waiting[ticket] = request
-                self._waiting.move_to_end(ticket, last=False)
+    def _next_batch(self) -> list[Ticket]:
+        """What is left of a step that failed, or else the next in the queue, shortest first."""
+        self._batch = []
+        while self._trials:
+            batch = [ticket for ticket in self._trials.next() if ticket in self._asked]
+            if batch:
+                return batch
+        batch, room = [], self._token_budget
+        while (ticket := self._waiting.first()) is not None:
+            tokens = len(self._asked[ticket].tokens)
+            if batch and tokens > room:
                 break
-            room -= len(request.tokens)
-            batch.append((ticket, request))
-        batch.sort(key=lambda entry: len(entry[1].tokens))
-        return batch
+            self._waiting.remove(ticket)
+            self._waiting.charge(self._asked[ticket].terms.owner, tokens)
+            room -= tokens
+            batch.append(ticket)
+        return sorted(batch, key=lambda ticket: len(self._asked[ticket].tokens))
+
+    def _remove(self, ticket: Ticket) -> None:
+        del self._asked[ticket]
+        self._deadlines.remove(ticket)
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
 
     def _read(self, states: Tensor, starts: list[int]) -> list[list[float]]:
         """What each text of the batch is answered; empty where it would not be finite."""
         scores = self._head(states, starts)  # [N, C]
         whole = scores.isfinite().all(dim=1).tolist()
         groups: defaultdict[tuple[bool, bool, int], list[int]] = defaultdict(list)
-        for index, (_, request) in enumerate(self._batch):
+        for index, ticket in enumerate(self._batch):
+            request = self._asked[ticket]
             if whole[index]:
                 groups[request.raw, request.unit, request.dimensions].append(index)
         values: list[list[float]] = [[]] * len(whole)
@@ -134,10 +177,12 @@ class Encoder:
 
     def _answers(self, values: list[list[float]]) -> list[Answer]:
         answers: list[Answer] = []
-        for (ticket, request), value in zip(self._batch, values, strict=True):
+        for ticket, value in zip(self._batch, values, strict=True):
+            tokens = len(self._asked[ticket].tokens)
+            self._remove(ticket)
             if value:
                 answers.append((ticket, Encoded(value)))
-                answers.append((ticket, Done("encoded", len(request.tokens))))
+                answers.append((ticket, Done("encoded", tokens)))
             else:
                 error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
                 answers.append((ticket, Failed(error)))

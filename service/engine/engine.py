@@ -8,7 +8,7 @@ everything back.  Attributes belong to one of the two threads, as noted below; i
 import asyncio
 import logging
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,14 +21,23 @@ import torch
 from service.engine.stream import Link, Stream
 from service.engine.turns import Turns
 from service.engine.worker import Answer, Ended, Observer, Step, Worker
-from service.errors import NotFound, PolyheadError, Stopped, Unavailable
-from service.request import Failed, Request
+from service.errors import PolyheadError, Stopped, Unavailable
+from service.request import Failed, Request, Task
 
 __all__ = ["Engine", "Stream"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
-JOIN_S = 30.0  # how long a last step, or a load, may take after the draining
+JOIN_S = 30.0  # how long a last step may take after the draining
+PROOF_S = 5.0  # how often an idle model that fails is asked whether it still does
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Open requests of one model."""
+
+    waiting: int
+    running: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,14 +67,17 @@ class Engine:
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._inbox: deque[Callable[[], None]] = deque()  # both threads
         self._wake = threading.Event()
+        self._progress = perf_counter()  # both threads: the last sign of life while there is work
         self._stopping = False  # loop thread writes
         self._resting = False  # engine thread writes
-        self._turns = Turns()  # engine thread, as the next
+        self._failing: frozenset[Worker] = frozenset()  # engine thread writes
+        self._turns: Turns[Worker] = Turns()  # engine thread, as the next
         self._stirred: set[Worker] = set()  # to be checked before resting
-        self._workers: dict[str, tuple[Worker, Link]] = {}  # loop thread, as all that follow
+        self._links: dict[Worker, Link] = {}  # loop thread, as all that follow
         self._streams: dict[Stream, Worker] = {}  # open ones
-        self._quiet = asyncio.Event()  # no open ones
-        self._quiet.set()
+        self._tokens: Counter[str] = Counter()  # of open ones, by owner
+        self._running: Counter[Worker] = Counter()  # as its last step left them
+        self._quiet: dict[Worker | None, asyncio.Event] = {}  # somebody waits until there are no open ones
         self._calls: set[asyncio.Future[object]] = set()
         self._closing = self._gone = False
 
@@ -78,6 +90,36 @@ class Engine:
     def idle(self) -> bool:
         """Whether it sleeps, with nothing to do."""
         return self._resting and not self._inbox
+
+    @property
+    def tokens(self) -> int:
+        """Of the prompts and texts of all open requests."""
+        return self._tokens.total()
+
+    def tokens_of(self, owner: str) -> int:
+        return self._tokens[owner]
+
+    def counts(self) -> dict[tuple[str, Task], Counts]:
+        """The open requests of each model, those still on their way to the engine's thread included."""
+        counts: dict[tuple[str, Task], Counts] = {}
+        opened = Counter(self._streams.values())
+        for worker in self._links:
+            running = min(self._running[worker], opened[worker])
+            before = counts.get((worker.model, worker.task), Counts(0, 0))
+            counts[worker.model, worker.task] = Counts(
+                before.waiting + opened[worker] - running, before.running + running
+            )
+        return counts
+
+    def stalled(self) -> float:
+        """Seconds since the last sign of progress, while somebody waits for an answer; otherwise 0."""
+        if not self._streams or self.idle:
+            return 0.0
+        return max(perf_counter() - self._progress, 0.0)
+
+    def failing(self) -> list[str]:
+        """Models that could not compute the least there is to compute when last asked to."""
+        return sorted(worker.model for worker in self._failing)
 
     def start(self) -> None:
         """To be called where answers are wanted: in the running event loop."""
@@ -98,31 +140,48 @@ class Engine:
             raise outcome.error
         return cast(T, outcome)
 
-    def add(self, model_name: str, worker: Worker) -> None:
-        assert model_name not in self._workers, f"{model_name!r} has a worker already"
-        link = Link(model_name, worker.task, self._ended, lambda stream: self._send(partial(worker.abort, stream)))
-        self._workers[model_name] = worker, link
-        self._send(partial(self._turns.add, worker))
+    def breathe(self) -> None:
+        """To be called now and then by a long function on the engine thread, such as a load: the others get a turn.
 
-    def remove(self, model_name: str) -> None:
-        """Let go of a worker; its requests fail."""
-        worker, _ = self._workers.pop(model_name)
-        self._send(partial(self._drop, worker))
-        unloaded = Stopped(f"model {model_name!r} was unloaded", retry_after=1)
+        Raises Stopped once the engine is to end.
+        """
+        self._read()
+        self._turn()
+        self._progress = perf_counter()
+        if self._stopping:
+            raise Stopped("the server is shutting down", retry_after=1)
+
+    def add(self, worker: Worker, weight: float = 1.0) -> None:
+        """Let a worker take part; where several are busy, its share of the time is in proportion to `weight`."""
+        self._links[worker] = Link(
+            worker.model, worker.task, self._ended, lambda stream: self._send(partial(worker.abort, stream))
+        )
+        self._send(partial(self._turns.add, worker, weight))
+
+    async def retire(self, worker: Worker, drain_s: float) -> None:
+        """Let go of a worker: it takes nothing new, and what it has may end in `drain_s` seconds; the rest fails."""
+        del self._links[worker]
+        await self._until_quiet(worker, drain_s)
+        unloaded = Stopped(f"model {worker.model!r} was unloaded", retry_after=1)
         self._fail([stream for stream, its in self._streams.items() if its is worker], unloaded)
+        await self.call(partial(self._drop, worker))
+        del self._running[worker]
 
-    def submit(self, model_name: str, requests: Sequence[Request]) -> list[Stream]:
+    def submit(self, worker: Worker, requests: Sequence[Request]) -> list[Stream]:
         """All or, with BadRequest, none of the requests of one call.  From the event loop thread."""
         self._refuse()
-        if model_name not in self._workers:
-            raise NotFound(f"no model {model_name!r} is at work", param="model")
-        worker, link = self._workers[model_name]
+        if worker not in self._links:
+            raise Unavailable(f"model {worker.model!r} is being unloaded", retry_after=1)
         for request in requests:
             worker.refuse(request)
-        streams = [Stream(request, link) for request in requests]
-        self._streams.update(dict.fromkeys(streams, worker))
+        streams = [Stream(request, self._links[worker]) for request in requests]
+        if streams and not self._streams:
+            self._progress = perf_counter()  # what was before says nothing of how these fare
+        for stream in streams:
+            self._streams[stream] = worker
+            self._tokens[stream.request.terms.owner] += len(stream.request.tokens)
+            stream.start()
         if streams:
-            self._quiet.clear()
             self._send(partial(self._accept, worker, streams))
         return streams
 
@@ -130,8 +189,7 @@ class Engine:
         """Take nothing new, let what is there finish for `drain_s` seconds, fail the rest, end the thread."""
         self._closing = True
         if self.alive:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._quiet.wait(), drain_s)
+            await self._until_quiet(None, drain_s)
         self._stopping = True
         self._wake.set()
         self._fail_all(Stopped("the server is shutting down", retry_after=1))
@@ -151,16 +209,33 @@ class Engine:
         self._wake.set()
 
     def _ended(self, stream: Stream, ended: Ended) -> None:
-        del self._streams[stream]
-        if not self._streams:
-            self._quiet.set()
+        worker, owner = self._streams.pop(stream), stream.request.terms.owner
+        self._tokens[owner] -= len(stream.request.tokens)
+        if not self._tokens[owner]:
+            del self._tokens[owner]
         self._observer.ended(ended)
+        for waited in (worker, None):
+            if waited in self._quiet and not self._open(waited):
+                self._quiet[waited].set()
+
+    def _open(self, worker: Worker | None) -> bool:
+        """Whether there are open streams: of one worker, or any."""
+        return bool(self._streams) if worker is None else worker in self._streams.values()
+
+    async def _until_quiet(self, worker: Worker | None, seconds: float) -> None:
+        if not self._open(worker):
+            return
+        quiet = self._quiet[worker] = asyncio.Event()
+        with suppress(TimeoutError):
+            await asyncio.wait_for(quiet.wait(), seconds)
+        del self._quiet[worker]
 
     def _deliver(self, answers: list[Answer]) -> None:
         for ticket, event in answers:
             ticket.receive(event)
 
-    def _bring(self, step: Step) -> None:
+    def _bring(self, worker: Worker, step: Step) -> None:
+        self._running[worker] = step.report.running
         self._deliver(step.answers)
         self._observer.step(step.report)
 
@@ -189,23 +264,34 @@ class Engine:
             while not self._stopping:
                 self._wake.clear()  # before looking: what comes after is not slept through
                 self._read()
-                worker = self._turns.next()
-                if worker is None:
-                    self._resting = True
-                    self._wake.wait()
-                    self._resting = False
-                else:
-                    self._step(worker)
-                    self._settle()
+                if not self._turn():
+                    self._rest()
         finally:
             self._post(self._bury)
+
+    def _rest(self) -> None:
+        """Sleep until there is something to do.  Models that fail are asked now and then whether they still do."""
+        self._resting = True
+        self._wake.wait(PROOF_S if self._failing else None)
+        self._resting = False
+        self._progress = perf_counter()
+        for worker in self._failing:
+            self._prove(worker)
 
     def _read(self) -> None:
         while self._inbox and not self._stopping:
             outcome = attempt(self._inbox.popleft())
             if isinstance(outcome, Failure):
                 log.error("what was sent to the engine failed", exc_info=outcome.error)
+            self._progress = perf_counter()
+        self._expire()
         self._settle()
+
+    def _expire(self) -> None:
+        now = perf_counter()
+        for worker in self._turns.parties():
+            if answers := worker.expire(now):
+                self._post(partial(self._deliver, answers))
 
     def _settle(self) -> None:
         """Check and tell of the workers that have come to rest."""
@@ -216,16 +302,41 @@ class Engine:
                 log.critical("the books of model %r are wrong at rest", worker.model, exc_info=checked.error)
             self._post(partial(self._observer.rested, worker.model, worker.task))
 
-    def _step(self, worker: Worker) -> None:
+    def _turn(self) -> bool:
+        """A step of the worker whose turn it is; no, if all are idle."""
+        worker = self._turns.next(worker for worker in self._turns.parties() if worker.busy)
+        if worker is None:
+            return False
         began = perf_counter()
         step = attempt(worker.step)
-        self._turns.charge(worker, perf_counter() - began)
+        self._progress = perf_counter()
+        self._turns.charge(worker, self._progress - began)
         self.steps += 1
         if isinstance(step, Failure):
-            log.error("a step of model %r failed", worker.model, exc_info=step.error)
-            self._post(partial(self._deliver, worker.fail()))
+            self._fail_step(worker, step.error)
         else:
-            self._post(partial(self._bring, step))
+            self._failing -= {worker}
+            self._post(partial(self._bring, worker, step))
+        self._settle()
+        return True
+
+    def _fail_step(self, worker: Worker, error: Exception) -> None:
+        """Fail who is to blame; and where somebody is, ask whether it isn't the model."""
+        answers = worker.fail()
+        if not answers:
+            log.warning("a step of model %r failed, its requests are tried apart: %s", worker.model, error)
+            return
+        log.error("a request to model %r failed: %s", worker.model, answers[0][0].request.id, exc_info=error)
+        self._prove(worker)  # first, so that whoever is told of the failure can know
+        self._post(partial(self._deliver, answers))
+
+    def _prove(self, worker: Worker) -> None:
+        proof = attempt(worker.prove)
+        if not isinstance(proof, Failure):
+            self._failing -= {worker}
+        elif worker not in self._failing:
+            self._failing |= {worker}
+            log.critical("model %r cannot compute any more", worker.model, exc_info=proof.error)
 
     def _accept(self, worker: Worker, streams: list[Stream]) -> None:
         if not worker.busy:
@@ -238,6 +349,8 @@ class Engine:
     def _drop(self, worker: Worker) -> None:
         self._turns.remove(worker)
         self._stirred.discard(worker)
+        self._failing -= {worker}
+        self._post(partial(self._observer.rested, worker.model, worker.task))
 
     def _post(self, function: Callable[[], None]) -> None:
         """Have the event loop run it; without a loop nobody is left to work for."""

@@ -1,9 +1,11 @@
 """The worker of decoder-only models: continuous batching, token by token.
 
 Knows sequences, logits and tokens; no text, and of the cache only block numbers.  The one idea: a step is schedule,
-compute, book, draw, answer, whatever mixture of prompts and talking sequences is in it.
+compute, book, draw, answer, whatever mixture of prompts and talking sequences is in it.  Nothing is booked before all
+of it is computed, so a step that raises is computed again in halves (`trials`), and fails whom it must.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
 from random import Random
@@ -17,7 +19,8 @@ from models.executor import Executor, Rows
 from service.engine.blocks import Blocks
 from service.engine.sampler import Scored, finite, sample, score
 from service.engine.scheduler import Chunk, Plan, Scheduler, Sequence
-from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket
+from service.engine.trials import Trials
+from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket, too_late
 from service.errors import BadRequest, StepFailed
 from service.request import Done, Failed, Generate, Request, Sampling, Task, Token
 
@@ -31,7 +34,8 @@ class Talk:
     ticket: Ticket
     request: Generate
     sequence: Sequence
-    random: Random  # one number a token
+    random: Random
+    uniform: float  # what its next token is drawn with: one number a token, however often a step is tried
     started: bool = False
     spoke: float = 0.0  # when its last token was drawn
 
@@ -76,6 +80,7 @@ class Generator:
         self._talks: dict[Sequence, Talk] = {}
         self._by_ticket: dict[Ticket, Talk] = {}
         self._plan = NOTHING  # of the step in progress
+        self._trials: Trials[Chunk] = Trials()
 
     @property
     def busy(self) -> bool:
@@ -103,8 +108,10 @@ class Generator:
     def submit(self, ticket: Ticket) -> None:
         request = ticket.request
         assert isinstance(request, Generate)
-        sequence = Sequence(list(request.tokens))
-        talk = Talk(ticket, request, sequence, Random(request.sampling.seed))
+        terms = request.terms
+        sequence = Sequence(list(request.tokens), terms.owner, terms.priority, terms.deadline)
+        numbers = Random(request.sampling.seed)
+        talk = Talk(ticket, request, sequence, numbers, numbers.random())
         self._talks[sequence] = self._by_ticket[ticket] = talk
         self._scheduler.add(sequence)
 
@@ -113,68 +120,108 @@ class Generator:
         if talk is not None:
             self._remove(talk)
 
+    def expire(self, now: float) -> list[Answer]:
+        late = [self._talks[sequence] for sequence in self._scheduler.expired(now)]
+        for talk in late:
+            self._remove(talk)
+        return [(talk.ticket, Failed(too_late(talk.ticket, now))) for talk in late]
+
     def step(self) -> Step:
-        times = Times()
-        plan = self._schedule(times)
+        plan = self._next_plan()
         rows = lay_out(plan.chunks, self._blocks.size)
-        talks = [self._talks[chunk.sequence] for chunk in plan.chunks if chunk.last]
+        caught_up = [self._talks[chunk.sequence] for chunk in plan.chunks if chunk.last]
         began = perf_counter()
         with torch.inference_mode():
             logits = self._executor.step(rows)  # [M, V], of those that have caught up
             whole = finite(logits)
+            spoiled = self._spoiled(rows, caught_up, whole)
             computed = perf_counter()
-            good = [talk for talk, is_whole in zip(talks, whole, strict=True) if is_whole]
-            drawn = draw(logits if len(good) == len(talks) else logits[torch.tensor(whole)], good)
+            good = [talk for talk in caught_up if talk not in spoiled]
+            kept = logits if len(good) == len(caught_up) else logits[[talk not in spoiled for talk in caught_up]]
+            drawn = draw(kept, good)
         ended = perf_counter()
         padding = self._executor.padding(rows)
-        # Nothing above has changed what anybody holds: whatever raises there, `fail` ends all these requests.
-        answers = self._book([talk for talk, is_whole in zip(talks, whole, strict=True) if not is_whole])
+        # Nothing above has changed what anybody holds: whatever raises there, the step can be tried again.
+        times = self._started(began)
+        answers = self._book(spoiled)
         for talk, token, scored in drawn:
             answers += self._speak(talk, token, scored, times)
         return Step(answers, self._report(plan, padding, (computed - began, ended - computed), times))
 
     def fail(self) -> list[Answer]:
-        """Ends the requests of the step; all there are, if it failed before it was known whose it was."""
-        blamed = [self._talks[chunk.sequence] for chunk in self._plan.chunks] or list(self._talks.values())
+        """Ends the request that spoiled the step, once it stands alone; all, if it is not known whose step it was."""
+        chunks = self._plan.chunks
+        guilty = self._trials.failed(chunks)
+        blamed = [self._talks[chunk.sequence] for chunk in guilty] if chunks else list(self._talks.values())
         error = StepFailed("the step that computed this request failed")
         for talk in blamed:
             self._remove(talk)
         return [(talk.ticket, Failed(error)) for talk in blamed]
 
+    def prove(self) -> None:
+        block: list[int] = []
+        if not self._blocks.grow(block, 1):
+            return  # those who hold the cache are the proof
+        try:
+            if not all(finite(self._executor.step(Rows([0], [0], [0, 1], [block], [0])))):
+                raise StepFailed("the logits after token 0 are not finite")
+        finally:
+            self._blocks.release(block)
+
     def check(self) -> None:
         self._scheduler.check()
 
-    def warm_up(self) -> None:
+    def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         """Lets four sequences catch up and talk, each drawn in another way, and forgets them."""
         for sampling in (Sampling(temperature=0), Sampling(), Sampling(top_p=0.9), Sampling(top_k=5, min_p=0.1)):
-            length = max(1, min(32, self.capacity // 4))
+            length = max(1, min(8, self.capacity // 4))
             request = Generate("warm-up", (0,) * length, max_tokens=min(3, self.capacity - length), sampling=sampling)
             self.refuse(request)
             self.submit(Rehearsal(request))
         while self.busy:
             self.step()
+            breathe()
         self._blocks.forget(range(self._blocks.count))
 
-    def _schedule(self, times: Times) -> Plan:
+    def _next_plan(self) -> Plan:
+        """What is left of a step that failed, or else the next."""
         self._plan = NOTHING
-        self._plan = plan = self._scheduler.schedule()
-        now = perf_counter()
-        for chunk in plan.chunks:
+        while self._trials:
+            chunks = [chunk for chunk in self._trials.next() if chunk.sequence in self._talks]
+            if chunks:
+                self._plan = Plan(chunks, 0, 0)
+                return self._plan
+        self._plan = self._scheduler.schedule()
+        return self._plan
+
+    def _started(self, now: float) -> Times:
+        """How long those waited who took part in a step for the first time."""
+        times = Times()
+        for chunk in self._plan.chunks:
             talk = self._talks[chunk.sequence]
             if not talk.started:
                 talk.started = True
                 times.queue.append(now - talk.ticket.submitted)
-        return plan
+        return times
 
-    def _book(self, broken: list[Talk]) -> list[Answer]:
-        """What was computed counts.  Whose logits are no numbers end, and what they stored is found no more."""
-        for talk in broken:
+    def _spoiled(self, rows: Rows, caught_up: Listing[Talk], whole: Listing[bool]) -> set[Talk]:
+        """Those of whom logits, keys or values are no numbers."""
+        spoiled = {talk for talk, is_whole in zip(caught_up, whole, strict=True) if not is_whole}
+        if poisoned := self._executor.poisoned:
+            for chunk, table in zip(self._plan.chunks, rows.tables, strict=True):
+                if not poisoned.isdisjoint(table):
+                    spoiled.add(self._talks[chunk.sequence])
+        return spoiled
+
+    def _book(self, spoiled: set[Talk]) -> list[Answer]:
+        """What was computed counts.  Who is spoiled ends, and what it stored is found no more."""
+        for talk in spoiled:
             self._blocks.forget(talk.sequence.blocks)
             self._remove(talk)
         chunks = self._plan.chunks
-        self._scheduler.commit([chunk for chunk in chunks if chunk.sequence in self._talks] if broken else chunks)
+        self._scheduler.commit([chunk for chunk in chunks if chunk.sequence in self._talks] if spoiled else chunks)
         error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
-        return [(talk.ticket, Failed(error)) for talk in broken]
+        return [(talk.ticket, Failed(error)) for talk in spoiled]
 
     def _speak(self, talk: Talk, token: int, scored: Scored, times: Times) -> list[Answer]:
         if token in talk.request.stop_tokens:
@@ -184,7 +231,7 @@ class Generator:
             times.inter_token.append(now - talk.spoke)
         else:
             times.first_token.append(now - talk.ticket.submitted)
-        talk.spoke = now
+        talk.spoke, talk.uniform = now, talk.random.random()
         talk.sequence.tokens.append(token)
         answers: list[Answer] = [(talk.ticket, Token(token, *scored, talk.sequence.cached))]
         if talk.completed == talk.request.max_tokens:
@@ -241,6 +288,6 @@ def draw(logits: Tensor, talks: Listing[Talk]) -> list[tuple[Talk, int, Scored]]
     """The next token of each row of `logits` [N, V], and its log-probability where that was asked for."""
     if not talks:
         return []
-    tokens = sample(logits, [talk.request.sampling for talk in talks], [talk.random.random() for talk in talks])
+    tokens = sample(logits, [talk.request.sampling for talk in talks], [talk.uniform for talk in talks])
     scores = score(logits, tokens, [talk.request.logprobs for talk in talks])
     return list(zip(talks, tokens, scores, strict=True))

@@ -17,6 +17,7 @@ from service.request import Sampling
 
 BLOCK = 64  # words looked at as one first: two short searches instead of a long one
 CANDIDATES = (64, 1024)  # how many of the likeliest words are sorted, before all of them are
+SORTED = 1 << 20  # words sorted at a time: bounds the memory
 COLDEST = 1e-4  # temperatures below are taken for this one: logits divided by it stay finite
 
 Scored = tuple[float, tuple[tuple[int, float], ...]]
@@ -45,15 +46,14 @@ def score(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[
     A count of 0 asks for the token's alone, -1 for nothing: (0.0, ()).
     """
     scored: list[Scored] = [(0.0, ())] * len(counts)
-    rows = [row for row, count in enumerate(counts) if count >= 0]
-    if not rows:
-        return scored
-    logprobs = _rows(logits, rows).log_softmax(dim=-1)  # [M, V]
-    drawn = torch.tensor([tokens[row] for row in rows], device=logits.device)
-    of_drawn = logprobs.gather(1, drawn[:, None])[:, 0].tolist()
-    values, words = _top(logprobs, min(max(counts[row] for row in rows), logits.size(1)))
-    for row, logprob, ids, theirs in zip(rows, of_drawn, words.tolist(), values.tolist(), strict=True):
-        scored[row] = logprob, tuple(zip(ids[: counts[row]], theirs[: counts[row]], strict=True))
+    for asked in {count for count in counts if count >= 0}:  # which of equals come first depends on how many are asked
+        rows = [row for row, count in enumerate(counts) if count == asked]
+        logprobs = _rows(logits, rows).log_softmax(dim=-1)  # [M, V]
+        drawn = torch.tensor([tokens[row] for row in rows], device=logits.device)
+        of_drawn = logprobs.gather(1, drawn[:, None])[:, 0].tolist()
+        values, words = _top(logprobs, min(asked, logits.size(1)))
+        for row, logprob, ids, theirs in zip(rows, of_drawn, words.tolist(), values.tolist(), strict=True):
+            scored[row] = logprob, tuple(zip(ids, theirs, strict=True))
     return scored
 
 
@@ -61,6 +61,16 @@ def finite(logits: Tensor) -> list[bool]:
     """Which rows hold neither infinities nor NaN.  One pass: a sum is finite only if all it sums is."""
     whole: list[bool] = logits.sum(dim=-1, dtype=torch.float32).isfinite().tolist()
     return whole
+
+
+def drawing_bytes(rows: int, words: int, kept: int = 0) -> int:
+    """At most alive while tokens are drawn from float32 logits [rows, words], which are `kept` bytes each once more.
+
+    Three times the logits (they, a selection of them, and that heated or as weights), and what is sorted at a time:
+    values, columns, weights and their sums, in 8 bytes most of them.
+    """
+    sorted_words = min(rows, max(SORTED // words, 1)) * words
+    return rows * words * (3 * 4 + kept) + sorted_words * 48
 
 
 def _is_cut(sampling: Sampling) -> bool:
@@ -114,12 +124,16 @@ def _draw_cut(logits: Tensor, samplings: Sequence[Sampling], uniforms: Tensor) -
     left = list(range(len(samplings)))
     for count in (*CANDIDATES, logits.size(1)):
         count = min(count, logits.size(1))
-        values, words = _top(_rows(heated, left), count)  # [L, C]
-        kept, settled = _keep((values - total[left]).exp().double(), [samplings[row] for row in left])
-        cumulative = kept.cumsum(dim=1)
-        place = _first_above(cumulative, uniforms[left, None] * cumulative[:, -1:])
-        tokens[left] = words.gather(1, place)[:, 0]
-        left = [row for row, done in zip(left, settled.tolist(), strict=True) if not done]
+        undecided: list[int] = []
+        at_once = max(SORTED // count, 1)
+        for some in (left[start : start + at_once] for start in range(0, len(left), at_once)):
+            values, words = _top(_rows(heated, some), count)  # [L, C]
+            kept, settled = _keep((values - total[some]).exp().double(), [samplings[row] for row in some])
+            cumulative = kept.cumsum(dim=1)
+            place = _first_above(cumulative, uniforms[some, None] * cumulative[:, -1:])
+            tokens[some] = words.gather(1, place)[:, 0]
+            undecided += [row for row, done in zip(some, settled.tolist(), strict=True) if not done]
+        left = undecided
         if not left or count == logits.size(1):
             break
     return tokens

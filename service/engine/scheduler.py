@@ -5,21 +5,27 @@ phase (vLLM v1's).  A sequence has `tokens`, of which `computed` are in the cach
 within one token budget.  A long prompt catches up in chunks, a talking sequence is one token behind, a preempted one
 starts again at zero, a stored prefix starts ahead.
 
-Who goes first in a step:
-  1. those that talk (one token behind), oldest first;
-  2. the oldest that catches up: nobody waits forever;
+Who goes first in a step, by rank: higher priority, then earlier arrival.
+  1. those that talk (one token behind), in order of rank;
+  2. the first in rank that catches up: nobody waits forever;
   3. the others that catch up, nearest first: a short prompt overtakes a long one.
-Nobody takes more than `chunk` tokens.  `running` and then `waiting` are in the order of arrival at all times: admission
-takes the first of those waiting, preemption the last of those running, to the head of the queue.  A sequence is
-admitted when the cache has room for all its tokens, so only a talking one ever needs another block, and the oldest can
-take everybody else's: it always finishes, hence everyone does.
+Nobody takes more than `chunk` tokens.
+
+Who is let in is the queue's to say (priority, fair shares of owners, arrival).  A sequence is admitted when the cache
+has room for all its tokens, so only a talking one ever needs another block; then the last in rank gives up its own, and
+waits at the head of its line.  The first in rank can take everybody else's: it always finishes, hence everyone does.
+To let somebody in, a running sequence gives up its place in two cases only: it has lower priority, or its owner runs
+several while the other's owner runs none.
 """
 
-from collections import OrderedDict
+from collections import Counter
 from dataclasses import dataclass, field
+from itertools import count
+from math import inf
 from operator import attrgetter
 
 from service.engine.blocks import ROOT, Blocks, Key, chain
+from service.engine.queue import Deadlines, Queue
 
 
 @dataclass(eq=False, slots=True)
@@ -27,12 +33,16 @@ class Sequence:
     """Tokens on their way through the cache.  The caller appends to `tokens` and never takes any away."""
 
     tokens: list[int]
+    owner: str = ""
+    priority: int = 0
+    deadline: float = inf
     computed: int = 0  # tokens whose keys and values are in the cache
     blocks: list[int] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)  # names of its full blocks, as far as anybody asked
     published: int = 0  # leading blocks that others can find, or that came from others
     cached: int = 0  # tokens of the prompt that were found stored
     preempted: int = 0
+    rank: tuple[int, int] = (0, 0)  # smaller goes first
 
     @property
     def behind(self) -> int:
@@ -64,34 +74,44 @@ class Scheduler:
         assert min(token_budget, sequence_budget, chunk) > 0
         self.blocks = blocks
         self.token_budget, self.sequence_budget, self.chunk = token_budget, sequence_budget, chunk
-        self.waiting: OrderedDict[Sequence, None] = OrderedDict()
-        self.running: dict[Sequence, None] = {}
+        self.waiting: Queue[Sequence] = Queue()
+        self.running: dict[Sequence, None] = {}  # in order of rank
+        self._owners: Counter[str] = Counter()  # of those that run
+        self._deadlines: Deadlines[Sequence] = Deadlines()
+        self._arrivals = count()
         self._preemptions = self._cached = 0  # since the last plan
 
     def add(self, sequence: Sequence) -> None:
-        self.waiting[sequence] = None
+        sequence.rank = -sequence.priority, next(self._arrivals)
+        self.waiting.add(sequence, sequence.owner, sequence.priority)
+        self._deadlines.add(sequence, sequence.deadline)
 
     def remove(self, sequence: Sequence) -> None:
-        """Finished or aborted, running or waiting: everything it held is free at once."""
+        """Finished, aborted or expired, running or waiting: everything it held is free at once."""
         self.blocks.release(sequence.blocks)
+        self._deadlines.remove(sequence)
         if sequence in self.running:
-            del self.running[sequence]
+            self._leave(sequence)
         else:
-            del self.waiting[sequence]
+            self.waiting.remove(sequence)
+
+    def expired(self, now: float) -> list[Sequence]:
+        """Those whose deadline has passed, for the caller to remove."""
+        return self._deadlines.passed(now)
 
     def schedule(self) -> Plan:
         """The next step.  Not empty while anybody waits or runs."""
         self._preemptions = self._cached = 0
+        self._admit()
         chunks: list[Chunk] = []
         behind: list[Sequence] = []
         for sequence in list(self.running):
             if sequence not in self.running:
-                continue  # an older one took its room in this loop; those in `chunks` and `behind` are older still
+                continue  # one before it took its room in this loop; nobody in `chunks` or `behind` is after it
             if sequence.behind > 1:
                 behind.append(sequence)
             elif len(chunks) < self.token_budget and self._make_room(sequence):
                 chunks.append(Chunk(sequence, 1, last=True))
-        behind += self._admit()
         self._catch_up(behind, self.token_budget - len(chunks), chunks)
         return Plan(chunks, self._preemptions, self._cached)
 
@@ -100,6 +120,7 @@ class Scheduler:
         for chunk in chunks:
             sequence = chunk.sequence
             sequence.computed += chunk.count
+            self.waiting.charge(sequence.owner, chunk.count)
             full = sequence.computed // self.blocks.size
             if full > sequence.published:
                 self._name(sequence, full)
@@ -108,39 +129,73 @@ class Scheduler:
                 sequence.published = full
 
     def check(self) -> None:
-        """Assert that no block is leaked, lost or held twice."""
+        """Assert that no block is leaked, lost or held twice, and nobody is kept who has left."""
         self.blocks.check(sequence.blocks for sequence in self.running)
         assert not any(sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
+        assert self._owners == Counter(sequence.owner for sequence in self.running), "an owner runs what it doesn't"
+        assert len(self._deadlines) <= len(self.running) + len(self.waiting), "a deadline outlives its sequence"
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Room for one more token, at the cost of the youngest if need be; no, if that is the sequence itself."""
+        """Room for one more token, at the cost of the last in rank if need be; no, if that is the sequence itself."""
         while not self.blocks.grow(sequence.blocks, len(sequence.tokens)):
-            youngest, _ = self.running.popitem()
-            self.blocks.release(youngest.blocks)
-            youngest.computed = youngest.published = 0
-            youngest.preempted += 1
-            self.waiting[youngest] = None
-            self.waiting.move_to_end(youngest, last=False)
-            self._preemptions += 1
-            if youngest is sequence:
+            last = next(reversed(self.running))
+            self._preempt(last)
+            if last is sequence:
                 return False
         return True
 
-    def _admit(self) -> list[Sequence]:
-        """Take in those waiting, in order, while they fit and leave everyone who runs a block to grow into."""
-        admitted = []
-        while self.waiting and len(self.running) < self.sequence_budget:
-            sequence = next(iter(self.waiting))
-            shared = self._share(sequence)
-            if not self.blocks.grow(sequence.blocks, len(sequence.tokens), spare=len(self.running)):
+    def _preempt(self, sequence: Sequence) -> None:
+        self._leave(sequence)
+        self.blocks.release(sequence.blocks)
+        sequence.computed = sequence.published = 0
+        sequence.preempted += 1
+        self.waiting.put_back(sequence, sequence.owner, sequence.priority)
+        self._preemptions += 1
+
+    def _leave(self, sequence: Sequence) -> None:
+        del self.running[sequence]
+        self._owners[sequence.owner] -= 1
+        if not self._owners[sequence.owner]:
+            del self._owners[sequence.owner]
+
+    def _admit(self) -> None:
+        """Take in those waiting, the first of the queue each time, while they find a place."""
+        before = len(self.running), self._preemptions
+        while (sequence := self.waiting.first()) is not None and self._find_place(sequence):
+            self.waiting.remove(sequence)
+            self.running[sequence] = None
+            self._owners[sequence.owner] += 1
+        if (len(self.running), self._preemptions) != before:
+            self.running = dict.fromkeys(sorted(self.running, key=attrgetter("rank")))
+
+    def _find_place(self, sequence: Sequence) -> bool:
+        """Room for all its tokens, and a block for everyone who runs to grow into."""
+        while True:
+            if len(self.running) < self.sequence_budget:
+                shared = self._share(sequence)
+                if self.blocks.grow(sequence.blocks, len(sequence.tokens), spare=len(self.running)):
+                    self._count(sequence, shared)
+                    return True
                 self.blocks.release(sequence.blocks)
                 sequence.computed = sequence.published = 0
-                break
-            del self.waiting[sequence]
-            self.running[sequence] = None
-            self._count(sequence, shared)
-            admitted.append(sequence)
-        return admitted
+            yielding = self._yielding(sequence)
+            if yielding is None:
+                return False
+            self._preempt(yielding)
+
+    def _yielding(self, sequence: Sequence) -> Sequence | None:
+        """Who gives up its place to `sequence`, if anybody must: see above."""
+        last = max(self.running, key=attrgetter("rank"), default=None)
+        if last is None or last.priority < sequence.priority:
+            return last
+        if sequence.owner in self._owners:
+            return None
+        shares = Counter(runs.owner for runs in self.running if runs.priority == sequence.priority)
+        owner, most = max(shares.items(), key=lambda share: share[1], default=("", 0))
+        if most < 2:
+            return None
+        theirs = (runs for runs in self.running if runs.owner == owner and runs.priority == sequence.priority)
+        return max(theirs, key=attrgetter("rank"))
 
     def _catch_up(self, behind: list[Sequence], budget: int, chunks: list[Chunk]) -> None:
         if not behind:

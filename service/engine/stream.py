@@ -5,14 +5,17 @@ an event is.  The one idea: it ends exactly once, whoever ends it, and says how 
 """
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
-from service.engine.worker import Ended, Outcome
-from service.errors import Expired
+from service.engine.worker import Ended, Outcome, too_late
+from service.errors import Expired, PolyheadError, Stopped
 from service.request import Done, Event, Failed, Request, Task, Token
+
+MOST_UNREAD = 4096  # events that may wait for their reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Stream:
     tokens: int = 0  # Token events so far
     _events: deque[Event] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
+    _timer: asyncio.TimerHandle | None = None  # of its deadline
 
     def __aiter__(self) -> "Stream":
         return self
@@ -47,6 +51,12 @@ class Stream:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         return self._events.popleft()
+
+    def start(self) -> None:
+        """Watch the deadline: its client is told in time, whatever the engine is doing."""
+        left = self.request.terms.deadline - self.submitted
+        if left < math.inf:
+            self._timer = asyncio.get_running_loop().call_later(left, self._expire)
 
     def close(self, *, answered: bool = False) -> None:
         """Want no more: the request is aborted, queued or running, and what it holds is freed.
@@ -64,6 +74,10 @@ class Stream:
         """From the engine.  What arrives after the end is dropped."""
         if not self.open:
             return
+        if len(self._events) >= MOST_UNREAD:
+            self._events.clear()
+            self._abort(Stopped(f"{MOST_UNREAD} events of the answer were not read"))
+            return
         self._events.append(event)
         match event:
             case Token():
@@ -76,8 +90,18 @@ class Stream:
             case _:
                 pass  # what was encoded comes with its Done
 
+    def _expire(self) -> None:
+        self._abort(too_late(self, perf_counter()))
+
+    def _abort(self, error: PolyheadError) -> None:
+        """End it from this side, with an error."""
+        self.receive(Failed(error))
+        self.link.abort(self)
+
     def _end(self, outcome: Outcome, tokens: int) -> None:
         self.open = False
+        if self._timer is not None:
+            self._timer.cancel()
         self._wake()
         seconds = perf_counter() - self.submitted
         self.link.ended(

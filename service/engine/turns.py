@@ -1,36 +1,47 @@
-"""Whose turn it is on one engine thread.
+"""Whose turn it is, where several share one thing: models an engine thread, clients a model.
 
 Knows nothing of what a turn does, only what it cost.  The one idea is virtual time (start-time fair queueing, Goyal et
-al. 1996): every worker has a clock of the seconds it used, and the busy one furthest behind goes.  One that was idle
-rejoins at the time of those that worked, so that resting earns no credit.
+al. 1996): every party has a clock of what it used, divided by its weight, and the one furthest behind goes.  One that
+wanted nothing for a while rejoins at the time of those that had their turns, so that resting earns no credit.
 """
 
-from service.engine.worker import Worker
+from collections.abc import Iterable
+from typing import Generic, TypeVar
+
+K = TypeVar("K")
 
 
-class Turns:
-    """Workers and the seconds each has used."""
+class Turns(Generic[K]):
+    """Parties and what each has used: seconds or tokens, whatever is charged."""
 
     def __init__(self) -> None:
-        self._used: dict[Worker, float] = {}
-        self._now = 0.0  # the clock of the worker that went last
+        self._used: dict[K, float] = {}
+        self._weights: dict[K, float] = {}
+        self._now = 0.0  # the latest clock at which a turn began
 
-    def add(self, worker: Worker) -> None:
-        self._used[worker] = self._now
+    def add(self, party: K, weight: float = 1.0) -> None:
+        self._used[party], self._weights[party] = self._now, weight
 
-    def remove(self, worker: Worker) -> None:
-        self._used.pop(worker, None)
+    def remove(self, party: K) -> None:
+        self._used.pop(party, None)
+        self._weights.pop(party, None)
 
-    def rejoin(self, worker: Worker) -> None:
-        """To be called when an idle worker gets something to do."""
-        self._used[worker] = max(self._used[worker], self._now)
+    def rejoin(self, party: K) -> None:
+        """To be called when one that wanted nothing wants something; who is new has weight 1."""
+        if party in self._used:
+            self._used[party] = max(self._used[party], self._now)
+        else:
+            self.add(party)
 
-    def charge(self, worker: Worker, seconds: float) -> None:
-        self._used[worker] += seconds
+    def charge(self, party: K, cost: float) -> None:
+        """After a turn.  One that has left in the meantime pays nothing."""
+        if party in self._used:
+            self._now = max(self._now, self._used[party])
+            self._used[party] += cost / self._weights[party]
 
-    def next(self) -> Worker | None:
-        """The busy worker furthest behind; None if all are idle."""
-        worker = min((worker for worker in self._used if worker.busy), key=self._used.__getitem__, default=None)
-        if worker is not None:
-            self._now = self._used[worker]
-        return worker
+    def next(self, wanting: Iterable[K]) -> K | None:
+        """The one furthest behind among those who want a turn, the first of equals; None if nobody does."""
+        return min(wanting, key=self._used.__getitem__, default=None)
+
+    def parties(self) -> Iterable[K]:
+        return self._used

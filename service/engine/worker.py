@@ -5,10 +5,12 @@ A worker is one way of batching (token by token, or whole texts) over one model.
 delivery.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, Protocol
 
+from service.errors import Expired
 from service.request import Event, Request, Task
 
 Outcome = Literal["done", "failed", "aborted", "expired"]
@@ -86,6 +88,11 @@ class Observer(Protocol):
 Answer = tuple[Ticket, Event]
 
 
+def too_late(ticket: Ticket, now: float) -> Expired:
+    """What a request is told whose deadline has passed."""
+    return Expired(f"the deadline has passed: {now - ticket.submitted:.1f} s after the request was submitted")
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a step leaves: events in order, and the report."""
@@ -115,13 +122,22 @@ class Worker(Protocol):
     def abort(self, ticket: Ticket) -> None:
         """Free what it holds and say no more of it.  One that is not here is no error."""
 
+    def expire(self, now: float) -> list[Answer]:
+        """End those whose deadline is not after `now` (`time.perf_counter`).  They take part in no further step."""
+
     def step(self) -> Step: ...
 
     def fail(self) -> list[Answer]:
-        """After `step` raised: end the requests it carried, with an error."""
+        """After `step` raised: end the request that is to blame, with an error; nobody while that is being found out.
+
+        The steps that follow compute again what this one should have.
+        """
+
+    def prove(self) -> None:
+        """Compute the least there is to compute, beside the queue.  Raises if the model cannot."""
 
     def check(self) -> None:
         """Assert that nothing is leaked.  The engine asks when there is nothing else to do."""
 
-    def warm_up(self) -> None:
-        """Do what is slow only the first time.  For a worker that has no requests yet."""
+    def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
+        """Do what is slow only the first time, calling `breathe` now and then.  For a worker without requests."""

@@ -1,0 +1,60 @@
+"""How much there is to load of a checkpoint, from its description alone: nothing is read.
+
+Knows no cache and no step.  The one idea: the network is laid out on the meta device anyway, before anything is read,
+so its parameters can be counted there; and reading copies only what has to be laid out anew.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from models.checkpoint.adapter import Merged
+from models.checkpoint.description import Description, announced, blank, used
+from models.checkpoint.tensors import PIECE, Entry
+
+TOKEN = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
+
+
+@dataclass(frozen=True)
+class Size:
+    """Numbers in a network (tied ones once), in the largest tensor that is laid out anew, and in the largest that an
+    adapter is merged into; bytes of the tokenizer."""
+
+    parameters: int
+    rearranged: int
+    merged: int
+    tokenizer: int
+
+    def weights(self, dtype: torch.dtype) -> int:
+        """Bytes that stay."""
+        return self.parameters * dtype.itemsize
+
+    def passing(self, dtype: torch.dtype) -> int:
+        """Bytes beside them while they are read."""
+        return self.rearranged * dtype.itemsize + 2 * self.merged * torch.float32.itemsize + 2 * PIECE
+
+
+def size(what: Description) -> Size:
+    """Raises CheckpointError where the files do not hold what the description asks for."""
+    network, head = blank(what)
+    entries = used(what, network, head)
+    numbers = {id(parameter): parameter.numel() for module in (network, head) for parameter in module.parameters()}
+    scattered = (_scattered(piece for _, piece in announced(what, name, each)) for name, each in entries.items())
+    return Size(
+        parameters=sum(numbers.values()),
+        rearranged=max(scattered, default=0),
+        merged=max(map(_merged, entries.values()), default=0),
+        tokenizer=what.tokenizer.vocab_size * TOKEN,
+    )
+
+
+def _scattered(pieces: Iterable[Tensor]) -> int:
+    """Numbers that do not lie as they will be used."""
+    return sum(piece.numel() for piece in pieces if not piece.is_contiguous())
+
+
+def _merged(entry: Entry) -> int:
+    return prod(entry.shape) if isinstance(entry, Merged) else 0

@@ -1,0 +1,84 @@
+"""Answers that do not depend on the batch, to the bit: `make_invariant(network, head)`.
+
+The same tokens give the same states and logits whatever is computed beside them, in chunks of whatever size, over
+keys that were stored or are computed again.  Nothing of this is a flag inside a layer: linear layers, activations and
+attention are exchanged from outside.  Norms, embeddings, rotations and softmax are row by row as torch has them.
+
+What a library's kernels do is promised nowhere, so it is tried out on this machine, for the shapes of this network,
+before the first request; see sizes.py.
+"""
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor, nn
+
+from models.attention import Attention
+from models.errors import InvarianceError
+from models.heads import LanguageHead
+from models.invariant.attention import prove_attention
+from models.invariant.linear import InvariantActivation, InvariantLinear, lay_by_input, prove_rows, proven_sizes
+from models.ragged import Ragged
+from models.transformer import MLP, PreBlock, Transformer
+
+LENGTHS = (2, 7, 20)  # tokens of the sequences that are computed alone and together at the end
+
+
+@torch.inference_mode()
+def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], None] = lambda: None) -> None:
+    """Exchange what depends on the batch in both, in place, and prove what is left.
+
+    Takes a second or so; `breathe` is called every now and then, for who else has business on this thread.
+    For the thread that will compute, with the number of threads it will have.  InvarianceError says which kernel gives
+    a row other bits in another batch.
+    """
+    sizes: dict[tuple[object, ...], tuple[int, ...]] = {}
+    for owner, name, linear in list(_linears(network, head)):
+        lay_by_input(linear.weight)
+        shape = (linear.in_features, linear.out_features, linear.bias is None)
+        if shape not in sizes:
+            sizes[shape] = proven_sizes(linear)
+        setattr(owner, name, InvariantLinear(linear, sizes[shape]))
+        breathe()
+    weight, config = network.tokens.weight, network.config
+    mix = prove_attention(config.head_width, config.heads // config.kv_heads, weight.device)
+    for module in network.modules():
+        if isinstance(module, MLP):
+            module.activation = InvariantActivation(module.activation)
+        elif isinstance(module, Attention):
+            module.mix = mix
+    first = network.blocks[0]
+    assert isinstance(first, PreBlock)
+    prove_rows("the activation", first.mlp.activation, config.mlp_width, weight)
+    prove_rows("the norm", first.mlp_norm, config.width, weight)
+    prove_rows("softmax", lambda x: x.softmax(dim=-1), config.width, weight)
+    breathe()
+    rehearse(network, head)
+
+
+def _linears(*modules: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:
+    """Every linear layer with the module and the name that hold it."""
+    for module in modules:
+        for owner in module.modules():
+            for name, child in owner.named_children():
+                if isinstance(child, nn.Linear):
+                    yield owner, name, child
+
+
+def rehearse(network: Transformer, head: nn.Module) -> None:
+    """InvarianceError unless three texts give the same states and logits alone and together."""
+    config = network.config
+    lengths = [min(length, config.max_positions) for length in LENGTHS]
+    sequences = [[(7 * index + length) % config.vocab_size for index in range(length)] for length in lengths]
+    together = _read(network, head, sequences)
+    alone = [_read(network, head, [sequence]) for sequence in sequences]
+    if not torch.equal(together, torch.cat(alone)):
+        raise InvarianceError("texts in a batch are given other numbers than alone, though each kernel agreed")
+
+
+def _read(network: Transformer, head: nn.Module, sequences: list[list[int]]) -> Tensor:
+    """[N, W or V] the last state of each sequence, or the logits after it."""
+    batch = Ragged.of(sequences, device=network.tokens.weight.device)
+    last = torch.tensor([start - 1 for start in batch.starts[1:]], device=batch.tokens.device)
+    states: Tensor = network(batch)[last]
+    return head(states) if isinstance(head, LanguageHead) else states

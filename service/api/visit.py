@@ -1,0 +1,51 @@
+"""One HTTP request on its way: who asks, since when, how long it may take, and whether its end is counted.
+
+Knows no route and no dialect.  The one idea: the gate makes a Visit before anything is read, and whoever handles the
+request adds what it finds out, so that however the request ends there is one place that knows what to say of it.
+"""
+
+import math
+import re
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from service.errors import BadRequest, Expired
+
+SHORTEST, LONGEST = 0.001, 1e9  # seconds that a request may be given
+SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
+HEADER = "X-Request-Timeout"
+
+
+@dataclass
+class Visit:
+    """Lives on the event loop thread.  `counted` says that its end is, or will be, counted: by the engine or here."""
+
+    id: str
+    arrived: float = field(default_factory=perf_counter)
+    owner: str = ""  # of the key; empty where none is asked for
+    deadline: float = math.inf  # on `time.perf_counter`
+    model: str = ""  # what it is about, and what that does, once they are known
+    task: str = ""
+    counted: bool = False
+
+    def allow(self, seconds: float) -> None:
+        """It may take so long, counted from its arrival, unless it is to be shorter already."""
+        self.deadline = min(self.deadline, self.arrived + seconds)
+
+    def hurry(self) -> None:
+        """Raises Expired once the deadline has passed."""
+        if perf_counter() >= self.deadline:
+            raise self.late()
+
+    def late(self) -> Expired:
+        allowed = self.deadline - self.arrived
+        return Expired(f"the deadline has passed before the engine had the request: {allowed:g} s after it came")
+
+
+def seconds(header: str) -> float:
+    """What the header X-Request-Timeout says; BadRequest names it if that is no time."""
+    if not SECONDS.fullmatch(header) or not SHORTEST <= float(header) <= LONGEST:
+        raise BadRequest(
+            f"{HEADER}: must be a number of seconds from {SHORTEST} to {LONGEST:.0f}, got {header[:60]!r}", param=HEADER
+        )
+    return float(header)

@@ -1,0 +1,200 @@
+"""One budget of memory for all models: what each will take, told before it is loaded, and whether that fits.
+
+Knows descriptions of checkpoints, no network.  The one idea: prediction is a function of a description and the
+settings, so what should be set otherwise is found by asking it again with other settings.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from models.checkpoint.description import Description
+from models.checkpoint.estimate import Size, size
+from models.config import ModelConfig
+from models.workspace import Largest, block_bytes, forward_bytes, gathered_bytes, proof_bytes
+from service.engine.sampler import drawing_bytes
+from service.errors import NoRoom
+from service.place import placed
+from service.settings import Settings
+
+CACHE_TOKENS = 16_384  # of a generator on a CPU, unless its context is longer or memory scarce
+FEWEST = 256  # tokens of a cache that are worth proposing
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Sized:
+    """What of a model decides how much it takes, apart from the settings.  `context`: tokens of its longest input."""
+
+    name: str
+    config: ModelConfig
+    generates: bool
+    context: int
+    size: Size
+
+
+def sized(name: str, what: Description) -> Sized:
+    """Raises CheckpointError where the files do not hold what the description asks for."""
+    return Sized(name, what.config, what.head.task == "generate", what.max_tokens, size(what))
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a model takes, in bytes; `blocks` of `block_size` tokens make its cache, none that of an encoder.
+
+    `loading` is what stands beside the weights while they are read, instead of cache and workspace.
+    """
+
+    name: str
+    weights: int
+    cache: int
+    workspace: int
+    loading: int
+    blocks: int
+    block_size: int
+
+    @property
+    def total(self) -> int:
+        return self.weights + max(self.cache + self.workspace, self.loading)
+
+    @property
+    def cache_tokens(self) -> int:
+        return self.blocks * self.block_size
+
+    def __str__(self) -> str:
+        cache = f", cache {mib(self.cache)} ({self.cache_tokens} tokens)" if self.blocks else ""
+        return f"{mib(self.total)} MiB (weights {mib(self.weights)}{cache}, workspace {mib(self.workspace)})"
+
+
+def need(model: Sized, settings: Settings, blocks: int) -> Need:
+    """Of a model with a cache of so many blocks."""
+    place, config = placed(settings), model.config
+    block = block_bytes(config, settings.block_size, place.dtype) if model.generates else 0
+    largest = largest_step(model, settings, blocks)
+    kept, computing = gathered_bytes(config, place.dtype, largest), forward_bytes(config, place.dtype, largest)
+    if model.generates:
+        before = 0 if place.dtype.itemsize == 4 else place.dtype.itemsize  # the logits are float32
+        drawing = drawing_bytes(min(largest.sequences, largest.rows), config.vocab_size, before)
+        computing = max(computing, drawing)
+    proof = proof_bytes(config, place.dtype, model.generates) if settings.deterministic else 0
+    return Need(
+        name=model.name,
+        weights=model.size.weights(place.dtype),
+        cache=blocks * block,
+        workspace=model.size.tokenizer + kept + computing,
+        loading=model.size.tokenizer + max(model.size.passing(place.dtype), proof),
+        blocks=blocks,
+        block_size=settings.block_size,
+    )
+
+
+def largest_step(model: Sized, settings: Settings, blocks: int) -> Largest:
+    if model.generates:
+        return Largest(
+            rows=settings.step_tokens,
+            sequences=settings.max_running,
+            context=min(model.context, blocks * settings.block_size),
+            cached=True,
+            invariant=settings.deterministic,
+        )
+    rows = max(settings.encoder_step_tokens, model.context)
+    return Largest(rows=rows, sequences=rows, context=model.context, cached=False, invariant=settings.deterministic)
+
+
+def least(model: Sized, settings: Settings) -> Need:
+    """With the smallest cache it is served with: one full context, or what is asked for."""
+    if not model.generates:
+        return need(model, settings, 0)
+    return need(model, settings, math.ceil((settings.cache_tokens or model.context) / settings.block_size))
+
+
+def most_blocks(model: Sized, settings: Settings) -> int:
+    """Of its cache: as many as are asked for, or as are useful."""
+    if not model.generates:
+        return 0
+    useful = settings.max_running * model.context
+    if placed(settings).device.type == "cpu":
+        useful = min(useful, max(model.context, CACHE_TOKENS))
+    return math.ceil((settings.cache_tokens or useful) / settings.block_size)
+
+
+class Budget:
+    """`limit` bytes, of which loaded models and those being loaded hold what they need."""
+
+    def __init__(self, limit: int, settings: Settings) -> None:
+        self.limit, self._settings = limit, settings
+        self._held: list[Need] = []
+
+    @property
+    def free(self) -> int:
+        return self.limit - sum(held.total for held in self._held)
+
+    def plan(self, model: Sized, others: Sequence[Sized] = ()) -> Need:
+        """What a model is given.  Where memory is short its cache shrinks, and `others`, still to come, are left what
+        they need at least, if that is possible.  Raises NoRoom."""
+        smallest = least(model, self._settings)
+        if smallest.total > self.free:
+            raise NoRoom(self.refusal(model, smallest))
+        blocks = most_blocks(model, self._settings)
+        if blocks <= smallest.blocks:
+            return smallest
+        spare = self.free - smallest.total - sum(least(other, self._settings).total for other in others)
+        room = smallest.total + max(spare, 0) // (1 + sum(other.generates for other in others))
+        blocks = highest(smallest.blocks, blocks, lambda count: need(model, self._settings, count).total <= room)
+        return need(model, self._settings, blocks)
+
+    def take(self, need: Need) -> None:
+        self._held.append(need)
+
+    def release(self, need: Need) -> None:
+        self._held.remove(need)
+
+    def refusal(self, model: Sized, smallest: Need) -> str:
+        """Each part, what is free, and what to change."""
+        free = f"{mib(max(self.free, 0))} of {mib(self.limit)} MiB are free"
+        ways = "; or ".join(self.remedies(model, smallest))
+        return f"{model.name} needs {smallest}, and {free}. It would fit with {ways}"
+
+    def remedies(self, model: Sized, smallest: Need) -> list[str]:
+        """Changes of which each alone is enough."""
+        ways = [f"{name} {value}" for name, value in self._smaller(model)]
+        gain = [held for held in self._held if held.total >= smallest.total - self.free]
+        if gain:
+            ways.append(f"{min(gain, key=lambda held: held.total).name} unloaded")
+        ways.append(f"memory_mib {math.ceil((smallest.total - self.free + self.limit) / MIB)}, if there is so much")
+        return ways
+
+    def _smaller(self, model: Sized) -> list[tuple[str, object]]:
+        """Settings that would make it small enough, and their values."""
+        settings, ways = self._settings, list[tuple[str, object]]()
+        if model.generates:
+            tokens = least(model, settings).cache_tokens
+            ranges = {"cache_tokens": (FEWEST, tokens), "step_tokens": (settings.max_running + 1, settings.step_tokens)}
+            ranges["max_running"] = (1, settings.max_running)
+        else:
+            ranges = {"encoder_step_tokens": (1, settings.encoder_step_tokens)}
+        for name, (low, high) in ranges.items():
+            if low < high and self._fits(model, name, low):
+                ways.append((name, highest(low, high, partial(self._fits, model, name))))
+        if placed(settings).dtype.itemsize > 2 and self._fits(model, "precision", "bfloat16"):
+            ways.append(("precision", "bfloat16"))
+        return ways
+
+    def _fits(self, model: Sized, setting: str, value: object) -> bool:
+        return least(model, self._settings.model_copy(update={setting: value})).total <= self.free
+
+
+def highest(low: int, high: int, good: Callable[[int], bool]) -> int:
+    """The highest number up to `high` that is good, where what is below a good one is good; `low` if none above is."""
+    while low < high:
+        middle = (low + high + 1) // 2
+        if good(middle):
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def mib(count: int) -> int:
+    return math.ceil(count / MIB)

@@ -1,0 +1,180 @@
+"""From a source to a worker that is warm: described, planned, read, employed, one stage after the other.
+
+Knows no names that clients use.  The one idea: what can be refused is refused from the description, on a thread of its
+own; only then the engine's thread reads, letting the models that are ready have a turn every few milliseconds.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, replace
+from typing import TypeVar, cast
+
+from models import checkpoint
+from models.checkpoint import Checkpoint
+from models.checkpoint.description import Description
+from models.executor import Executor
+from models.heads import LanguageHead
+from models.invariant import make_invariant
+from models.torch_executor import TorchExecutor
+from service import machine
+from service.budget import Budget, Need, Sized, sized
+from service.engine.encoder import Encoder, Head
+from service.engine.engine import Engine, Failure, attempt, settle
+from service.engine.generator import Generator
+from service.engine.worker import Worker
+from service.model import Model
+from service.place import placed
+from service.settings import Settings
+
+HOLD_S = 0.02  # how long the engine's thread reads before the others have a turn
+
+T = TypeVar("T")
+Executed = Callable[[Executor], Executor]
+Heard = Callable[[float], None]
+log = logging.getLogger("polyhead.loader")
+
+
+@dataclass(frozen=True)
+class Described:
+    """A source that is understood but not read."""
+
+    source: str
+    what: Description
+    sized: Sized
+
+
+@dataclass(frozen=True, eq=False)
+class Served:
+    """A model at work, and what it holds of the budget."""
+
+    model: Model
+    worker: Worker
+    need: Need
+
+
+class Loader:
+    """Lives on the event loop thread.  Every executor goes through `executed` once."""
+
+    def __init__(self, engine: Engine, settings: Settings, executed: Executed) -> None:
+        self._engine, self._settings, self._executed = engine, settings, executed
+        self._place = placed(settings)
+        limit = settings.memory_mib << 20 or machine.spendable_memory(self._place.device)
+        self.budget = Budget(limit, settings)
+
+    async def describe(self, name: str, source: str) -> Described:
+        """Raises ModelError, and whatever a checkpoint makes a library raise."""
+
+        def read() -> Described:
+            what = checkpoint.describe(source)
+            return Described(source, what, sized(name, what))
+
+        return await aside(read)
+
+    async def load(self, described: Described, heard: Heard, others: Sequence[Sized] = ()) -> Served:
+        """A worker that takes requests; `heard` is told, on the engine's thread, how much is read.
+
+        Raises NoRoom, Stopped, ModelError, and what a checkpoint makes a library raise.  `others` come later.
+        """
+        need, began = self.budget.plan(described.sized, others), time.perf_counter()
+        with ExitStack() as undo:
+            self.budget.take(need)
+            undo.callback(self.budget.release, need)
+            loaded = await self._engine.call(lambda: self._read(described, heard))
+            read = time.perf_counter()
+            worker = await self._engine.call(lambda: self._employ(need, loaded))
+            await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
+            self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
+            undo.pop_all()
+        served = Served(model_of(need, loaded), worker, need)
+        warm, size = time.perf_counter() - read, loaded.weight_bytes / 2**20
+        told = (need.name, loaded.family, loaded.task, size, read - began, warm)
+        log.info("%s is ready: %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *told)
+        return served
+
+    async def retire(self, served: Served, drain_s: float) -> None:
+        """Nothing new is submitted: what runs may end in time, then the worker is let go of."""
+        await self._engine.retire(served.worker, drain_s)
+        self.budget.release(served.need)
+
+    async def give_back(self) -> None:
+        """After the last reference to something large is gone."""
+        await self._engine.call(machine.give_back)
+
+    def _read(self, described: Described, heard: Heard) -> Checkpoint:
+        """On the engine's thread, as the next."""
+        breathed = time.perf_counter()
+
+        def progress(done: int, total: int) -> None:
+            nonlocal breathed
+            heard(min(done / total, 1.0) if total else 0.0)
+            if time.perf_counter() - breathed > HOLD_S:
+                self._engine.breathe()
+                breathed = time.perf_counter()
+
+        place = self._place
+        return checkpoint.read(
+            described.source, described.what, dtype=place.dtype, device=place.device, progress=progress
+        )
+
+    def _employ(self, need: Need, loaded: Checkpoint) -> Worker:
+        settings = self._settings
+        if settings.deterministic:
+            make_invariant(loaded.network, loaded.head, self._engine.breathe)
+        if not isinstance(loaded.head, LanguageHead):
+            executor = self._executed(TorchExecutor(loaded.network))
+            head, tokens = cast(Head, loaded.head), settings.encoder_step_tokens
+            return Encoder(executor, head, model=need.name, task=loaded.task, token_budget=tokens)
+        executor = self._executed(
+            TorchExecutor(loaded.network, loaded.head, block_count=need.blocks, block_size=need.block_size)
+        )
+        return Generator(
+            executor,
+            model=need.name,
+            token_budget=settings.step_tokens,
+            sequence_budget=settings.max_running,
+            prefill_chunk=settings.prefill_chunk,
+        )
+
+
+def model_of(need: Need, loaded: Checkpoint) -> Model:
+    """What is served: no longer texts than the cache holds."""
+    model = Model(
+        name=need.name,
+        task=loaded.task,
+        family=loaded.family,
+        labels=loaded.labels,
+        max_tokens=loaded.max_tokens,
+        vocab_size=loaded.config.vocab_size,
+        width=loaded.config.width,
+        dtype=loaded.dtype,
+        source=loaded.source,
+        created=int(time.time()),
+        tokenizer=loaded.tokenizer,
+        chat=loaded.chat,
+        stop_tokens=loaded.stop_tokens,
+    )
+    if not need.blocks or need.cache_tokens >= model.max_tokens:
+        return model
+    log.warning("%s: its context is %d tokens, its cache holds %d", model.name, model.max_tokens, need.cache_tokens)
+    return replace(model, max_tokens=need.cache_tokens)
+
+
+async def aside(function: Callable[[], T]) -> T:
+    """What `function` returns or raises, on a thread of its own that nobody waits for when the process ends."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[object] = loop.create_future()
+
+    def run() -> None:
+        outcome = attempt(function)
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear of it
+            loop.call_soon_threadsafe(settle, future, outcome)
+
+    threading.Thread(target=run, name="describe", daemon=True).start()
+    outcome = await future
+    if isinstance(outcome, Failure):
+        raise outcome.error
+    return cast(T, outcome)

@@ -1,0 +1,103 @@
+"""What a served model really takes, as a child of tests: `python tests/growth.py WARM SOURCE SETTINGS` prints JSON.
+
+WARM is a small checkpoint of the same kind, loaded and asked first: what the libraries take once is not counted.  The C
+library is told to keep nothing that is free: what is measured is what is needed.  The load is the worst there is: a
+full cache, every sequence drawn in the most costly way, and prompts as long as the context.
+"""
+
+import asyncio
+import ctypes
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+
+import torch
+
+from service import machine
+from service.engine.engine import Engine
+from service.metrics import Metrics
+from service.model import Model
+from service.registry import Registry
+from service.request import Encode, Generate, Request, Sampling
+from service.settings import Settings
+
+M_MMAP_THRESHOLD, SMALLEST = -3, 1 << 16
+MIB = 1 << 20
+STATUS, CLEAR_REFS = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+dice = Random(0)
+
+
+def resident(kind: str) -> float:
+    """MiB now ("VmRSS") or at most since `forget` ("VmHWM")."""
+    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    return int(lines[kind].split()[0]) / 1024
+
+
+def forget() -> None:
+    CLEAR_REFS.write_text("5")
+
+
+def text(model: Model, length: int) -> tuple[int, ...]:
+    return tuple(dice.randrange(model.vocab_size) for _ in range(length))
+
+
+def waves(model: Model, settings: Settings) -> list[list[Request]]:
+    if model.task != "generate":
+        lengths = ([model.max_tokens] * 9, [dice.randrange(1, model.max_tokens + 1) for _ in range(40)])
+        return [[Encode("e", text(model, length)) for length in wave] for wave in lengths]
+    cut, beginning = Sampling(temperature=50, top_p=0.9), text(model, model.max_tokens - 8)
+    short = settings.cache_tokens // settings.max_running - 4
+    many = [Generate("m", text(model, short), 4, sampling=cut, logprobs=5) for _ in range(settings.max_running)]
+    alike = [Generate("a", (*beginning, *text(model, 2)), 4, sampling=cut) for _ in range(settings.max_running)]
+    long = [Generate("l", text(model, model.max_tokens - 4), 3) for _ in range(2)]
+    return [many, alike, long]
+
+
+async def asked(registry: Registry, model: Model, requests: Sequence[Request]) -> None:
+    for stream in registry.submit(model, requests):
+        events = [event async for event in stream]
+        assert "Failed" not in type(events[-1]).__name__, events[-1]
+
+
+async def measured(warm: str, source: str, settings: Settings) -> dict[str, float]:
+    engine, metrics = Engine(Metrics([]), threads=1), Metrics([])
+    engine.start()
+    registry = Registry(engine, settings, told=metrics)
+    await registry.load("warm", warm).end()
+    small = registry.models()[0]
+    for wave in waves(small, settings):
+        await asked(registry, small, wave[:4])
+    del small
+    for _ in range(2 if settings.precision == "bfloat16" else 1):  # of it the libraries keep 45 MiB the first time
+        machine.give_back()
+        found = await one_life(registry, source, settings)
+    await engine.close(0)
+    return found
+
+
+async def one_life(registry: Registry, source: str, settings: Settings) -> dict[str, float]:
+    """MiB that were added: at most while it was loaded, at most while it was asked, and after it was unloaded."""
+    forget()
+    base = resident("VmRSS")
+    await registry.load("model", source).end()
+    loading = resident("VmHWM")
+    forget()
+    model = registry.models()[1]
+    for wave in waves(model, settings):
+        await asked(registry, model, wave)
+    peak = resident("VmHWM")
+    await registry.unload("model", 0).end()
+    return {"loading": loading - base, "peak": peak - base, "gone": resident("VmRSS") - base}
+
+
+def main(warm: str, source: str, given: str) -> None:
+    ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, SMALLEST)
+    torch.set_num_threads(1)
+    settings = Settings(device="cpu", **json.loads(given))
+    sys.stdout.write(json.dumps(asyncio.run(measured(warm, source, settings))))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,295 @@
+"""Memory: what is predicted is what is taken, what does not fit is refused with a remedy that works."""
+
+import asyncio
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from models import checkpoint
+from models.checkpoint.estimate import size
+from models.checkpoint.tensors import Entry
+from service import cli, machine
+from service.budget import MIB, Budget, Sized, least, need, sized
+from service.errors import NoRoom
+from service.settings import Settings
+
+GROWTH = Path(__file__).with_name("growth.py")
+linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="asks Linux what is resident")
+
+
+def settings(**given: Any) -> Settings:
+    return Settings(device="cpu", **given)
+
+
+def described(folder: Path, name: str = "chat") -> Sized:
+    return sized(name, checkpoint.describe(str(folder)))
+
+
+# Prediction
+
+
+@pytest.fixture(scope="session")
+def middling_generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """60 MiB in float32, more than half of it the vocabulary's; grouped keys."""
+    tokenizer = checkpoints.byte_level_bpe()
+    config = LlamaConfig(
+        vocab_size=24_000,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=4,
+        num_attention_heads=6,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    return checkpoints.save(LlamaForCausalLM(config), tokenizer, tmp_path_factory.mktemp("middling"))
+
+
+@pytest.fixture(scope="session")
+def middling_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """50 MiB in float32."""
+    tokenizer = checkpoints.word_piece()
+    config = BertConfig(
+        vocab_size=20_000,
+        hidden_size=384,
+        num_hidden_layers=3,
+        num_attention_heads=12,
+        intermediate_size=1536,
+        max_position_embeddings=256,
+    )
+    return checkpoints.save(BertForSequenceClassification(config), tokenizer, tmp_path_factory.mktemp("middling"))
+
+
+def grown(warm: Path, source: Path, given: dict[str, Any]) -> dict[str, float]:
+    command = [sys.executable, str(GROWTH), str(warm), str(source), json.dumps(given)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    found: dict[str, float] = json.loads(answer.stdout)
+    return found
+
+
+@linux
+@pytest.mark.parametrize(
+    ("kind", "given"),
+    [
+        ("generator", {"cache_tokens": 2048, "max_running": 12, "step_tokens": 256}),
+        ("generator", {"cache_tokens": 2048, "max_running": 24, "precision": "bfloat16"}),
+        ("classifier", {"encoder_step_tokens": 2048}),
+    ],
+    ids=["generator", "half", "encoder"],
+)
+def test_what_is_predicted_is_what_is_taken(request: pytest.FixtureRequest, kind: str, given: dict[str, Any]) -> None:
+    """Within 20 %, at the worst load there is; and unloaded it is given back, but for a tenth."""
+    source = request.getfixturevalue(f"middling_{kind}")
+    model, known = described(source), settings(**given)
+    predicted = Budget(1 << 50, known).plan(model)
+    seen = grown(request.getfixturevalue(f"tiny_{kind}"), source, given)
+    assert seen["peak"] == pytest.approx(predicted.total / MIB, rel=0.2), predicted
+    assert seen["loading"] <= (predicted.weights + predicted.loading) / MIB * 1.2
+    assert seen["gone"] < 0.1 * seen["peak"] + 4
+
+
+@pytest.mark.parametrize("kind", ["generator", "classifier", "ranker", "embedder"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_are_counted_before_they_are_read(
+    request: pytest.FixtureRequest, kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = str(request.getfixturevalue(f"tiny_{kind}"))
+    expected = checkpoint.load(source, dtype=dtype).weight_bytes
+    monkeypatch.setattr(Entry, "read", None)
+    assert size(checkpoint.describe(source)).weights(dtype) == expected
+
+
+# The plan
+
+
+@pytest.fixture
+def chat(tiny_generator: Path) -> Sized:
+    return described(tiny_generator)
+
+
+@pytest.mark.parametrize(
+    ("given", "tokens"),
+    [
+        ({"cache_tokens": 100}, 112),  # what is asked for, in whole blocks of 16
+        ({}, 16_384),  # plenty: no more than is useful
+        ({"max_running": 2}, 512),  # two contexts of 256
+    ],
+    ids=["asked", "useful", "running"],
+)
+def test_a_cache_is_as_large_as_is_asked_or_useful(chat: Sized, given: dict[str, Any], tokens: int) -> None:
+    assert Budget(1 << 50, settings(**given)).plan(chat).cache_tokens == tokens
+
+
+def test_where_memory_is_short_the_cache_shrinks_to_one_context(chat: Sized) -> None:
+    smallest = least(chat, settings())
+    assert smallest.cache_tokens == 256
+    roomy = need(chat, settings(), 100)
+    assert Budget(roomy.total, settings()).plan(chat).blocks == 100
+    assert Budget(smallest.total, settings()).plan(chat) == smallest
+    with pytest.raises(NoRoom):
+        Budget(smallest.total - 1, settings()).plan(chat)
+
+
+def test_models_to_come_are_left_what_they_need(chat: Sized, tiny_classifier: Path) -> None:
+    other, judge = Sized("other", chat.config, True, chat.context, chat.size), described(tiny_classifier, "judge")
+    known = settings()
+    limit = least(chat, known).total + least(other, known).total + least(judge, known).total + 2 * 256 * 1000
+    plans = Budget(limit, known)
+    for model, later in ((chat, [judge, other]), (judge, [other]), (other, [])):
+        plans.take(plans.plan(model, later))
+    assert 0 <= plans.free < 8192  # two blocks
+    first, _, last = plans._held
+    assert abs(first.blocks - last.blocks) <= 2  # generators share what is left
+
+
+def test_what_is_loaded_counts_until_it_is_released(chat: Sized) -> None:
+    smallest = least(chat, settings())
+    plans = Budget(2 * smallest.total - 1, settings(cache_tokens=256))
+    plans.take(plans.plan(chat))
+    assert plans.free == smallest.total - 1
+    with pytest.raises(NoRoom):
+        plans.plan(chat)
+    plans.release(smallest)
+    assert plans.plan(chat) == smallest
+
+
+def test_reading_may_take_more_than_serving(tiny_classifier: Path) -> None:
+    """The copy of a large tensor stands beside the weights before there is a step."""
+    judge = described(tiny_classifier, "judge")
+    turned = replace(judge, size=replace(judge.size, rearranged=10**8))
+    assert least(judge, settings()).total < least(turned, settings()).total > 4 * 10**8
+
+
+# Refusals
+
+
+def remedies(message: str) -> dict[str, str]:
+    """Setting and value of what "It would fit with" lists."""
+    _, _, listed = message.partition("It would fit with ")
+    return {way.split()[0]: way.split()[1].rstrip(",") for way in listed.split("; or ")}
+
+
+def test_what_does_not_fit_is_refused_with_remedies_that_work(middling_generator: Path) -> None:
+    chat, given = described(middling_generator), {"max_running": 64, "step_tokens": 512}
+    plans = Budget(least(chat, settings(**given)).total - 4 * MIB, settings(**given))
+    with pytest.raises(NoRoom) as caught:
+        plans.plan(chat)
+    said = caught.value.message
+    assert re.match(r"chat needs \d+ MiB \(weights \d+, cache \d+ \(1024 tokens\), workspace \d+\), and \d+ of", said)
+    found = remedies(said)
+    assert found.keys() >= {"max_running", "precision", "memory_mib"}
+    for name, value in found.items():
+        changed = settings(**(given | {name: value}))
+        limit = changed.memory_mib * MIB or plans.limit
+        Budget(limit, changed).plan(chat)
+        if value.isdecimal() and name != "memory_mib":  # and it is the largest that does
+            with pytest.raises(NoRoom):
+                Budget(limit, settings(**(given | {name: int(value) + 1}))).plan(chat)
+
+
+def test_an_encoder_is_helped_by_smaller_steps(middling_classifier: Path) -> None:
+    judge = described(middling_classifier, "judge")
+    plans = Budget(least(judge, settings()).total - 4 * MIB, settings())
+    with pytest.raises(NoRoom) as caught:
+        plans.plan(judge)
+    assert remedies(caught.value.message).keys() == {"encoder_step_tokens", "precision", "memory_mib"}
+
+
+def test_a_model_that_could_go_is_named(tiny_classifier: Path, middling_classifier: Path) -> None:
+    small, large = described(tiny_classifier, "small"), described(middling_classifier, "large")
+    plans = Budget(least(large, settings()).total + least(small, settings()).total, settings())
+    for model in (small, large):
+        plans.take(plans.plan(model))
+    with pytest.raises(NoRoom, match="large unloaded; or memory_mib"):
+        plans.plan(replace(large, name="third"))
+
+
+# What there is to spend
+
+
+def test_some_of_the_free_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    for free, left in ((1 << 30, 128 << 20), (10 << 30, 1 << 30), (1 << 20, 1 << 20)):
+        monkeypatch.setattr(machine, "free_memory", lambda device, free=free: free)
+        assert machine.spendable_memory(cpu) == free - left
+
+
+@linux
+def test_what_the_allocator_keeps_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Holes between blocks that are held stay resident, until somebody asks."""
+    monkeypatch.setattr(machine, "SLACK", 8 * MIB)
+    monkeypatch.setattr(machine, "GLANCE_S", 0.02)
+
+    async def run() -> tuple[int, int]:
+        watching = asyncio.create_task(machine.keep_low())
+        await asyncio.sleep(0.1)
+        kept = [bytearray(100_000) for _ in range(600)]  # too small to be mapped
+        del kept[1::2]
+        before = machine.resident_memory()
+        await asyncio.sleep(0.3)
+        after = machine.resident_memory()
+        watching.cancel()
+        del kept
+        return before, after
+
+    before, after = asyncio.run(run())
+    assert before - after > 15 * MIB
+
+
+# polyhead check
+
+
+def run_check(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, ["check", *arguments, "--device", "cpu"])
+
+
+def test_check_prints_the_plan(tiny_generator: Path, tiny_classifier: Path) -> None:
+    result = run_check("--cache-tokens", "512", f"chat={tiny_generator}", str(tiny_classifier), "--memory-mib", "100")
+    assert result.exit_code == 0, result.output
+    header, chat, judge, together, limit = result.stdout.splitlines()
+    assert header.split() == ["model", "weights", "cache", "workspace", "total"]
+    assert re.fullmatch(r"chat +1 +1 \(512 tokens, 32 blocks\) +\d+ +\d+", chat)
+    assert re.fullmatch(r"model-2 +1 +- +\d+ +\d+", judge)
+    assert together.split()[0] == "together"
+    assert limit == "100 MiB are set for models"
+
+
+def test_check_says_what_to_change(middling_generator: Path) -> None:
+    result = run_check(str(middling_generator), "--memory-mib", "90")
+    assert result.exit_code == 1
+    value = remedies(result.stdout)["max_running"]
+    assert run_check(str(middling_generator), "--memory-mib", "90", "--max-running", value).exit_code == 0
+
+
+def test_check_reads_no_weights_and_is_quick(middling_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Entry, "read", None)
+    began = time.perf_counter()
+    assert run_check(str(middling_generator)).exit_code == 0
+    assert time.perf_counter() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        ([], 2, "name what is to be checked"),
+        (["/nowhere"], 1, "/nowhere: there is no such folder"),
+        (["/nowhere", "--prot", "1"], 2, "no setting is called 'prot'"),
+    ],
+)
+def test_check_of_nothing(arguments: list[str], code: int, said: str) -> None:
+    result = run_check(*arguments)
+    assert result.exit_code == code
+    assert said in result.stderr

@@ -1,0 +1,66 @@
+"""The contract: a step that hangs is noticed, said, and cannot hold the exit."""
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from crowd import COMPLETIONS, Moment, ask, completion, leave
+from faults import Fault
+from processes import Faulted
+
+from service.serve import GRACE
+from service.settings import Settings
+
+STALL, HANG, DRAIN = 0.5, 1.5, 1
+
+
+def test_a_step_that_hangs(faulted: Callable[..., Faulted], tiny_generator: Path) -> None:
+    limits = ("--stall-seconds", str(STALL), "--hang-seconds", str(HANG), "--drain-seconds", str(DRAIN))
+    server = faulted(f"chat={tiny_generator}", *limits)
+    time.sleep(STALL)
+    assert server.get("/readyz").status_code == 200, "an idle engine does not hang"
+
+    def answers(path: str, status: int) -> float:
+        """When it answers so, in seconds since the step began to hang."""
+        server.until(lambda: server.get(path).status_code == status, 10)
+        return time.monotonic() - began
+
+    server.arm(Fault("hang"))
+    began = time.monotonic()
+    asyncio.run(leave(server.url, COMPLETIONS, completion([201], 1), Moment(0.1)))
+    time.sleep(STALL)
+    assert server.get("/readyz").status_code == 200, "nobody waits"
+
+    async def hung() -> None:
+        nonlocal began
+        began = time.monotonic()
+        waiting = asyncio.create_task(ask(server.url, COMPLETIONS, completion([201], 1)))
+        assert STALL < await asyncio.to_thread(answers, "/readyz", 503) < STALL + 1
+        assert server.get("/livez").status_code == 200
+        assert "no step has been finished for" in server.get("/readyz").json()["reasons"][0]
+        assert HANG < await asyncio.to_thread(answers, "/livez", 503) < HANG + 1
+        server.arm()
+        assert (await waiting).status == 200
+
+    asyncio.run(hung())
+    assert server.get("/readyz").status_code == server.get("/livez").status_code == 200
+
+    async def leaving() -> float:
+        server.arm(Fault("hang"))
+        waiting = asyncio.create_task(ask(server.url, COMPLETIONS, completion([201], 1)))
+        await asyncio.sleep(0.3)
+        began = time.monotonic()
+        server.child.send_signal(signal.SIGTERM)
+        answer = await waiting
+        assert (answer.status, answer.code) == (503, "stopped")
+        return began
+
+    began = asyncio.run(leaving())
+    assert server.child.wait(60) == 0
+    assert time.monotonic() - began < DRAIN + GRACE + 1
+
+
+def test_a_hang_is_noticed_in_ten_seconds_by_default() -> None:
+    assert Settings().stall_seconds <= 8

@@ -1,0 +1,138 @@
+"""Clients that stop reading: what they cost, that they are cut, and that nobody else notices; over real sockets."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn.server
+from crowd import ask, completion
+from edits import edited
+from processes import Process
+
+from service.api.connection import Connection
+from service.serve import SEND_BUFFER
+
+MANY = 50
+PATIENCE = 1  # seconds: the server's
+PROMPT = [40, 41, 42]
+
+
+@pytest.fixture(scope="module")
+def patient_talker(tiny_generator: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generator that can go on for long."""
+    return edited(tiny_generator, tmp_path_factory.mktemp("patient"), max_position_embeddings=20_000)
+
+
+@pytest.fixture(scope="module")
+def server(patient_talker: Path) -> Iterator[Process]:
+    flags = ("--write-seconds", str(PATIENCE), "--cache-tokens", "400000")
+    process = Process(f"chat={patient_talker}", *flags)
+    process.ready()
+    yield process
+    assert process.stop() == 0, process.log
+
+
+def stuck(server: Process, body: Any, buffer: int = 4096) -> socket.socket:
+    """A client that asks and never reads; what waits for it is in the server's buffers, but for `buffer` bytes."""
+    content = json.dumps(body).encode()
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+    return client
+
+
+def test_many_who_do_not_read_are_cut_and_nobody_else_notices(server: Process) -> None:
+    asked = completion(PROMPT, 400, stream=True)
+    alone = asyncio.run(ask(server.url, "/v1/completions", asked))
+    before = server.resident()
+    endless = completion(PROMPT, 19_000, stream=True, logprobs=20)
+    with ExitStack() as held:
+        for _ in range(MANY):
+            held.enter_context(stuck(server, endless))
+        server.until(lambda: server.page.total("requests_running") == MANY)
+        beside = asyncio.run(ask(server.url, "/v1/completions", asked))
+        server.until(lambda: server.page.total("connections_cut_total") == MANY)
+        server.rest(2)
+    assert (beside.whole, beside.text) == (True, alone.text)
+    assert server.page.total("requests_total", outcome="aborted") == MANY
+    assert server.page.total("requests_total", outcome="done") == 2
+    assert server.log.count("took nothing of its answer for 1 s, it is cut off: 127.0.0.1:") == MANY
+    assert server.resident() - before < 2 * MANY  # MiB
+
+
+def test_a_whole_answer_that_is_not_read_is_cut_too(server: Process) -> None:
+    """The request is done by then; what is left of it is a buffer."""
+    cut, done = server.page.total("connections_cut_total"), server.page.total("requests_total", outcome="done")
+    with stuck(server, completion([PROMPT] * 8, 200, logprobs=20)):
+        server.until(lambda: server.page.total("connections_cut_total") == cut + 1)
+    assert server.page.total("requests_total", outcome="done") == done + 8
+
+
+def test_who_reads_slowly_is_not_cut(server: Process) -> None:
+    """As long as it takes something now and then."""
+    cut, began = server.page.total("connections_cut_total"), time.monotonic()
+    with stuck(server, completion([PROMPT] * 4, 300, logprobs=20), SEND_BUFFER) as client:
+        client.settimeout(10)
+        while time.monotonic() - began < 3 * PATIENCE:
+            assert client.recv(SEND_BUFFER)
+            time.sleep(PATIENCE / 5)
+        client.setblocking(False)
+        assert client.recv(1), "all was sent, so nothing was waited for"
+        assert server.page.total("connections_cut_total") == cut
+
+
+class Pipe(asyncio.Transport):
+    """A transport whose buffer a test fills."""
+
+    size = 0
+    high: int | None = None
+    aborted = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def test_the_last_byte_counts_as_much_as_the_first() -> None:
+    """Also what is left of an answer when the kernel has taken all but a little of it."""
+
+    async def run() -> tuple[int | None, list[bool], int]:
+        cuts: list[int] = []
+        state = uvicorn.server.ServerState()
+        connection = Connection(
+            uvicorn.Config(None),
+            state,
+            {},
+            patience=0.3,
+            cut=lambda: cuts.append(1),  # type: ignore[arg-type]
+        )
+        pipe, seen = Pipe(), []
+        connection.connection_made(pipe)
+        pipe.size = 3
+        connection.pause_writing()
+        await asyncio.sleep(0.15)
+        pipe.size = 2  # taken in time
+        await asyncio.sleep(0.25)
+        seen.append(pipe.aborted)
+        connection.resume_writing()  # all taken
+        await asyncio.sleep(0.4)
+        seen.append(pipe.aborted)
+        pipe.size = 1
+        connection.pause_writing()
+        await asyncio.sleep(0.5)
+        seen.append(pipe.aborted)
+        return pipe.high, seen, len(cuts)
+
+    assert asyncio.run(run()) == (0, [False, False, True], 1)
