@@ -34,6 +34,7 @@ class TorchExecutor:
         weight = network.tokens.weight
         self.device, self.dtype = weight.device, weight.dtype
         self._poisoned: set[int] = set()  # blocks that hold numbers that are none
+        self._unsure: set[int] = set()  # blocks of a step that raised: nobody has looked at what it stored
         self.cache = (
             PagedCache(network.config, block_count, block_size, self.dtype, self.device) if block_count else None
         )
@@ -46,6 +47,7 @@ class TorchExecutor:
     def step(self, rows: Rows) -> Tensor:
         slots = self._slots(rows) if self.cache is not None else []
         self._cleanse(slots)
+        self._unsure |= self._blocks_of(slots)
         batch = self._batch(rows, slots)
         states = self.network(batch)  # [M, W]
         if batch.cache is not None:
@@ -88,10 +90,15 @@ class TorchExecutor:
 
     def _suspect(self, view: CacheView, slots: list[int]) -> None:
         finite = view.cache.finite(view.places).tolist()
-        self._poisoned |= {slot // self.block_size for slot, good in zip(slots, finite, strict=True) if not good}
+        self._poisoned |= self._blocks_of([slot for slot, good in zip(slots, finite, strict=True) if not good])
+        self._unsure -= self._blocks_of(slots)
 
     def _cleanse(self, slots: list[int]) -> None:
-        if self._poisoned and self.cache is not None:
-            started = {slot // self.block_size for slot in slots if slot % self.block_size == 0}
-            self.cache.clear(sorted(started & self._poisoned))
+        if (self._poisoned or self._unsure) and self.cache is not None:
+            started = self._blocks_of([slot for slot in slots if slot % self.block_size == 0])
+            self.cache.clear(sorted(started & (self._poisoned | self._unsure)))
             self._poisoned -= started
+            self._unsure -= started
+
+    def _blocks_of(self, slots: list[int]) -> set[int]:
+        return {slot // self.block_size for slot in slots}

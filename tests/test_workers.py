@@ -514,3 +514,30 @@ def test_storms_of_faults_harm_nobody_but_the_guilty() -> None:
     ends = sum((Counter(storm(seed)) for seed in range(300)), Counter[str]())
     assert min(ends[kind] for kind in ("done", "aborted", "StepFailed", "Expired")) > 100, ends
     assert ends["unlucky"] < ends["done"] / 10, ends
+
+
+def test_what_a_step_that_raised_has_stored_harms_nobody(network: tuple[Transformer, LanguageHead]) -> None:
+    """Its keys were no numbers, and nobody came to look at them."""
+    body, head = network
+    executor = TorchExecutor(body, head, block_count=2, block_size=16)
+    worker = generator(executor)
+    (wanted,) = ask(worker, generate([5, 6, 7], 4))
+    finish(worker)
+    weight = body.tokens.weight
+    with torch.no_grad():
+        kept = weight[9].clone()
+        weight[9] = float("nan")
+
+    def explode(module: object, given: object, out: object) -> None:
+        raise RuntimeError("no memory")
+
+    hook = body.register_forward_hook(explode)
+    (bad,) = ask(worker, generate([9] * 20, 4))
+    tried(worker)
+    failure(bad)
+    hook.remove()
+    with torch.no_grad():
+        weight[9] = kept
+    (later,) = ask(worker, generate([5, 6, 7], 4))
+    finish(worker)
+    assert later.tokens == wanted.tokens
