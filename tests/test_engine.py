@@ -301,7 +301,7 @@ def test_a_step_that_hangs_is_a_stall_and_idleness_is_none() -> None:
 def test_open_requests_and_their_tokens_are_known_at_any_moment() -> None:
     async def scene(stage: Stage) -> None:
         gate = stage.pause()
-        mine = stage.talk(generate([1, 2, 3], terms=Terms(owner="me")), generate([4]))
+        mine = stage.talk(generate([1, 2, 3], 100, terms=Terms(owner="me")), generate([4], 100))
         texts = stage.read(Encode("a", (1, 2, 3, 4)))
         assert stage.engine.counts() == {("talker", "generate"): Counts(2, 0), ("reader", "embed"): Counts(1, 0)}
         assert (stage.engine.tokens, stage.engine.tokens_of("me")) == (8, 3)
@@ -396,9 +396,10 @@ def test_the_thread_is_shared_by_weight() -> None:
 
 
 def test_an_answer_that_is_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("service.engine.stream.MOST_UNREAD", 20)
+    monkeypatch.setattr("service.engine.stream.MOST_UNREAD", 50)
 
     async def scene(stage: Stage) -> None:
+        stage.executor.explode = lambda rows: bool(time.sleep(0.002))  # so that whoever reads can keep up
         unread, read = stage.talk(generate([1], 100), generate([2], 100))
         assert len(await events(read)) == 101
         found = await events(unread)
