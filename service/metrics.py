@@ -178,7 +178,7 @@ class Metrics:
             self._tokens.labels(*labels, "generated").inc(ended.completion_tokens)
 
     def rested(self, model: str, task: Task) -> None:
-        """Nothing of this model waits or runs."""
+        """Nothing of this model can be computed: it has ended, or its readers are behind."""
         if task == "generate":
             self._blocks_used.labels(self._name(model), task).set(0)
 

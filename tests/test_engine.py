@@ -395,19 +395,34 @@ def test_the_thread_is_shared_by_weight() -> None:
     play(scene)
 
 
-def test_an_answer_that_is_not_read_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_that_is_not_read_is_computed_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.engine.stream.MOST_UNREAD", 50)
 
     async def scene(stage: Stage) -> None:
         stage.executor.explode = lambda rows: bool(time.sleep(0.002))  # so that whoever reads can keep up
-        unread, read = stage.talk(generate([1], 100), generate([2], 100))
-        assert len(await events(read)) == 101
-        found = await events(unread)
-        assert isinstance(failure(found), Stopped)
-        assert len(found) == 1
+        unread, read = stage.talk(generate([1], 200), generate([2], 200))
+        assert said(await events(read)) == greedy([2], 200)
+        await stage.until(lambda: stage.engine.idle)
+        assert unread.open
+        assert 50 <= unread.tokens < 70
+        assert stage.engine.counts()["talker", "generate"] == Counts(waiting=1, running=0)
+        assert not stage.engine.stalled()
+        assert said(await events(unread)) == greedy([1], 200), "it goes on where it was"
         await stage.settled()
 
-    assert sorted(play(scene).notes.outcomes) == ["done", "failed"]
+    assert play(scene).notes.outcomes == ["done", "done"]
+
+
+def test_an_answer_that_is_held_can_be_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.stream.MOST_UNREAD", 10)
+
+    async def scene(stage: Stage) -> None:
+        unread = stage.talk(generate([1], 200))[0]
+        await stage.until(lambda: stage.engine.idle and unread.held)
+        unread.close()
+        await stage.settled()
+
+    assert play(scene).notes.outcomes == ["aborted"]
 
 
 def test_call_runs_between_steps_on_the_engine_thread() -> None:

@@ -42,6 +42,7 @@ class Play:
     cache: dict[int, tuple[int, ...]] = field(default_factory=dict)
     limits: dict[Sequence, int] = field(default_factory=dict)
     order: list[Sequence] = field(default_factory=list)
+    stood_back: set[Sequence] = field(default_factory=set)  # were held at some time: they may be overtaken
     stop: int = STOP
     preemptions: int = 0
     cached: int = 0
@@ -56,6 +57,18 @@ class Play:
         self.order.append(sequence)
         self.scheduler.add(sequence)
         return sequence
+
+    def hold_some(self, choice: random.Random) -> int:
+        """Of those present, and resume some of those that were held before."""
+        scheduler = self.scheduler
+        for sequence in [held for held in scheduler.held if choice.random() < 0.2]:
+            scheduler.resume(sequence)
+        present = [*scheduler.running, *scheduler.waiting]
+        if not present or choice.random() >= 0.03:
+            return 0
+        self.stood_back.add(sequence := choice.choice(present))
+        scheduler.hold(sequence)
+        return 1
 
     def step(self) -> list[Chunk]:
         plan = self.scheduler.schedule()
@@ -89,9 +102,9 @@ class Play:
         running, waiting = list(scheduler.running), list(scheduler.waiting)
         assert running == sorted(running, key=lambda sequence: sequence.rank), "out of order"
         line: dict[tuple[int, str], tuple[int, int]] = {}
-        for sequence in running:
+        for sequence in [sequence for sequence in running if sequence not in self.stood_back]:
             line[sequence.priority, sequence.owner] = sequence.rank
-        for sequence in waiting:
+        for sequence in [sequence for sequence in waiting if sequence not in self.stood_back]:
             last = line.get((sequence.priority, sequence.owner), sequence.rank)
             assert last <= sequence.rank, "overtaken in its own line"
 
@@ -122,6 +135,7 @@ class Totals:
     expired: int = 0
     mixed: int = 0  # steps that mixed prompts with talk
     yielded: int = 0  # sequences that gave up their place to somebody more urgent, or of another owner
+    held: int = 0
 
     def __add__(self, other: "Totals") -> "Totals":
         return Totals(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -155,15 +169,16 @@ def fuzz(seed: int) -> Totals:
     todo = [(prompt, min(choice.randint(1, 10), capacity - len(prompt))) for prompt in prompts]
     gone: set[Sequence] = set()
     totals, now = Totals(), 0
-    while todo or scheduler.waiting or scheduler.running:
+    while todo or scheduler.waiting or scheduler.running or scheduler.held:
         now += 1
         while todo and choice.random() < 0.6:
             play.add(*todo.pop(0), **draw_terms(choice, now))
-        present = [*scheduler.running, *scheduler.waiting]
+        present = [*scheduler.running, *scheduler.waiting, *scheduler.held]
         if present and choice.random() < 0.05:
             gone.add(sequence := choice.choice(present))
             scheduler.remove(sequence)
             totals.aborted += 1
+        totals.held += play.hold_some(choice)
         for sequence in scheduler.expired(now):
             assert sequence.deadline <= now
             gone.add(sequence)

@@ -70,6 +70,12 @@ class Encoder:
         if ticket in self._asked:
             self._remove(ticket)
 
+    def hold(self, ticket: Ticket) -> None:
+        """An answer of one event is never behind."""
+
+    def resume(self, ticket: Ticket) -> None:
+        """See `hold`."""
+
     def expire(self, now: float) -> list[Answer]:
         late = self._deadlines.passed(now)
         for ticket in late:

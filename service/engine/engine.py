@@ -153,8 +153,13 @@ class Engine:
 
     def add(self, worker: Worker, weight: float = 1.0) -> None:
         """Let a worker take part; where several are busy, its share of the time is in proportion to `weight`."""
+
+        def sent(function: Callable[[Stream], None]) -> Callable[[Stream], None]:
+            return lambda stream: self._send(partial(function, stream))
+
+        resume = partial(self._resume, worker)
         self._links[worker] = Link(
-            worker.model, worker.task, self._ended, lambda stream: self._send(partial(worker.abort, stream))
+            worker.model, worker.task, self._ended, sent(worker.abort), sent(worker.hold), sent(resume)
         )
         self._send(partial(self._turns.add, worker, weight))
 
@@ -239,6 +244,10 @@ class Engine:
         self._deliver(step.answers)
         self._observer.step(step.report)
 
+    def _rested(self, worker: Worker) -> None:
+        self._running[worker] = 0
+        self._observer.rested(worker.model, worker.task)
+
     def _fail(self, streams: list[Stream], error: PolyheadError) -> None:
         for stream in streams:
             stream.receive(Failed(error))
@@ -300,7 +309,7 @@ class Engine:
             checked = attempt(worker.check)
             if isinstance(checked, Failure):
                 log.critical("the books of model %r are wrong at rest", worker.model, exc_info=checked.error)
-            self._post(partial(self._observer.rested, worker.model, worker.task))
+            self._post(partial(self._rested, worker))
 
     def _turn(self) -> bool:
         """A step of the worker whose turn it is; no, if all are idle."""
@@ -338,10 +347,18 @@ class Engine:
             self._failing |= {worker}
             log.critical("model %r cannot compute any more", worker.model, exc_info=proof.error)
 
-    def _accept(self, worker: Worker, streams: list[Stream]) -> None:
+    def _stir(self, worker: Worker) -> None:
+        """There is something to do for it."""
         if not worker.busy:
             self._turns.rejoin(worker)
         self._stirred.add(worker)
+
+    def _resume(self, worker: Worker, stream: Stream) -> None:
+        self._stir(worker)
+        worker.resume(stream)
+
+    def _accept(self, worker: Worker, streams: list[Stream]) -> None:
+        self._stir(worker)
         for stream in streams:
             if stream.open:  # else its client has left already
                 worker.submit(stream)
@@ -350,7 +367,7 @@ class Engine:
         self._turns.remove(worker)
         self._stirred.discard(worker)
         self._failing -= {worker}
-        self._post(partial(self._observer.rested, worker.model, worker.task))
+        self._post(partial(self._rested, worker))
 
     def _post(self, function: Callable[[], None]) -> None:
         """Have the event loop run it; without a loop nobody is left to work for."""

@@ -84,7 +84,7 @@ class Generator:
 
     @property
     def busy(self) -> bool:
-        return bool(self._talks)
+        return len(self._talks) > len(self._scheduler.held)
 
     @property
     def capacity(self) -> int:
@@ -119,6 +119,16 @@ class Generator:
         talk = self._by_ticket.get(ticket)
         if talk is not None:
             self._remove(talk)
+
+    def hold(self, ticket: Ticket) -> None:
+        talk = self._by_ticket.get(ticket)
+        if talk is not None:
+            self._scheduler.hold(talk.sequence)
+
+    def resume(self, ticket: Ticket) -> None:
+        talk = self._by_ticket.get(ticket)
+        if talk is not None:
+            self._scheduler.resume(talk.sequence)
 
     def expire(self, now: float) -> list[Answer]:
         late = [self._talks[sequence] for sequence in self._scheduler.expired(now)]
@@ -187,7 +197,7 @@ class Generator:
         """What is left of a step that failed, or else the next."""
         self._plan = NOTHING
         while self._trials:
-            chunks = [chunk for chunk in self._trials.next() if chunk.sequence in self._talks]
+            chunks = [chunk for chunk in self._trials.next() if chunk.sequence in self._scheduler.running]
             if chunks:
                 self._plan = Plan(chunks, 0, 0)
                 return self._plan

@@ -16,6 +16,9 @@ has room for all its tokens, so only a talking one ever needs another block; the
 waits at the head of its line.  The first in rank can take everybody else's: it always finishes, hence everyone does.
 To let somebody in, a running sequence gives up its place in two cases only: it has lower priority, or its owner runs
 several while the other's owner runs none.
+
+One whose reader has fallen behind is held: it has neither blocks nor a place in line until it is resumed, so it is in
+nobody's way.
 """
 
 from collections import Counter
@@ -76,6 +79,7 @@ class Scheduler:
         self.token_budget, self.sequence_budget, self.chunk = token_budget, sequence_budget, chunk
         self.waiting: Queue[Sequence] = Queue()
         self.running: dict[Sequence, None] = {}  # in order of rank
+        self.held: set[Sequence] = set()  # neither waiting nor running
         self._owners: Counter[str] = Counter()  # of those that run
         self._deadlines: Deadlines[Sequence] = Deadlines()
         self._arrivals = count()
@@ -90,10 +94,18 @@ class Scheduler:
         """Finished, aborted or expired, running or waiting: everything it held is free at once."""
         self.blocks.release(sequence.blocks)
         self._deadlines.remove(sequence)
-        if sequence in self.running:
-            self._leave(sequence)
-        else:
-            self.waiting.remove(sequence)
+        self._leave(sequence)
+
+    def hold(self, sequence: Sequence) -> None:
+        """Compute no more of it for now."""
+        self._leave(sequence)
+        self._give_up(sequence)
+        self.held.add(sequence)
+
+    def resume(self, sequence: Sequence) -> None:
+        """It takes its place at the end of its line."""
+        self.held.remove(sequence)
+        self.waiting.add(sequence, sequence.owner, sequence.priority)
 
     def expired(self, now: float) -> list[Sequence]:
         """Those whose deadline has passed, for the caller to remove."""
@@ -131,9 +143,10 @@ class Scheduler:
     def check(self) -> None:
         """Assert that no block is leaked, lost or held twice, and nobody is kept who has left."""
         self.blocks.check(sequence.blocks for sequence in self.running)
-        assert not any(sequence.blocks for sequence in self.waiting), "a waiting sequence holds blocks"
+        assert not any(sequence.blocks for sequence in (*self.waiting, *self.held)), "who doesn't run holds blocks"
         assert self._owners == Counter(sequence.owner for sequence in self.running), "an owner runs what it doesn't"
-        assert len(self._deadlines) <= len(self.running) + len(self.waiting), "a deadline outlives its sequence"
+        present = len(self.running) + len(self.waiting) + len(self.held)
+        assert len(self._deadlines) <= present, "a deadline outlives its sequence"
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Room for one more token, at the cost of the last in rank if need be; no, if that is the sequence itself."""
@@ -146,17 +159,27 @@ class Scheduler:
 
     def _preempt(self, sequence: Sequence) -> None:
         self._leave(sequence)
-        self.blocks.release(sequence.blocks)
-        sequence.computed = sequence.published = 0
-        sequence.preempted += 1
+        self._give_up(sequence)
         self.waiting.put_back(sequence, sequence.owner, sequence.priority)
         self._preemptions += 1
 
+    def _give_up(self, sequence: Sequence) -> None:
+        """Its blocks, not its tokens; others may find what it stored, and so may it."""
+        self.blocks.release(sequence.blocks)
+        sequence.computed = sequence.published = 0
+        sequence.preempted += 1
+
     def _leave(self, sequence: Sequence) -> None:
-        del self.running[sequence]
-        self._owners[sequence.owner] -= 1
-        if not self._owners[sequence.owner]:
-            del self._owners[sequence.owner]
+        """Where it stood, whichever of the three that is."""
+        if sequence in self.held:
+            self.held.remove(sequence)
+        elif sequence not in self.running:
+            self.waiting.remove(sequence)
+        else:
+            del self.running[sequence]
+            self._owners[sequence.owner] -= 1
+            if not self._owners[sequence.owner]:
+                del self._owners[sequence.owner]
 
     def _admit(self) -> None:
         """Take in those waiting, the first of the queue each time, while they find a place."""

@@ -1,7 +1,8 @@
 """The way back: one request's events, from the engine to whoever asked.
 
 A Stream knows neither threads nor models.  It lives on the event loop thread; workers only carry it about, to say whose
-an event is.  The one idea: it ends exactly once, whoever ends it, and says how to `ended`.
+an event is.  The one idea: it ends exactly once, whoever ends it, and says how to `ended`.  A reader
+who falls behind costs a buffer, not the engine's time: the request is held until it has caught up.
 """
 
 import asyncio
@@ -12,10 +13,10 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from service.engine.worker import Ended, Outcome, too_late
-from service.errors import Expired, PolyheadError, Stopped
+from service.errors import Expired, PolyheadError
 from service.request import Done, Event, Failed, Request, Task, Token
 
-MOST_UNREAD = 4096  # events that may wait for their reader
+MOST_UNREAD = 256  # events that may wait for their reader before no more of them are made
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class Link:
     task: Task
     ended: Callable[["Stream", Ended], None]  # any end
     abort: Callable[["Stream"], None]  # an end before the answer's: what the request holds is to be freed
+    hold: Callable[["Stream"], None]  # its reader is behind: what would come next can wait
+    resume: Callable[["Stream"], None]  # and has caught up
 
 
 @dataclass(eq=False, slots=True)
@@ -37,6 +40,7 @@ class Stream:
     submitted: float = field(default_factory=perf_counter)
     open: bool = True  # no end yet: neither arrived nor closed
     tokens: int = 0  # Token events so far
+    held: bool = False
     _events: deque[Event] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
     _timer: asyncio.TimerHandle | None = None  # of its deadline
@@ -50,7 +54,11 @@ class Stream:
                 raise StopAsyncIteration
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        return self._events.popleft()
+        event = self._events.popleft()
+        if self.held and len(self._events) <= MOST_UNREAD // 2:
+            self.held = False
+            self.link.resume(self)
+        return event
 
     def start(self) -> None:
         """Watch the deadline: its client is told in time, whatever the engine is doing."""
@@ -74,15 +82,14 @@ class Stream:
         """From the engine.  What arrives after the end is dropped."""
         if not self.open:
             return
-        if len(self._events) >= MOST_UNREAD:
-            self._events.clear()
-            self._abort(Stopped(f"{MOST_UNREAD} events of the answer were not read"))
-            return
         self._events.append(event)
         match event:
             case Token():
                 self.tokens += 1
                 self._wake()
+                if len(self._events) >= MOST_UNREAD and not self.held:
+                    self.held = True
+                    self.link.hold(self)
             case Done(completion_tokens=tokens):
                 self._end("done", tokens)
             case Failed(error=error):

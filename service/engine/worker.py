@@ -82,7 +82,7 @@ class Observer(Protocol):
     def ended(self, ended: Ended) -> None: ...
 
     def rested(self, model: str, task: Task) -> None:
-        """Nothing of this model waits or runs, whatever its last step said: the rest was aborted since."""
+        """Nothing of this model is computed, whatever its last step said: the rest was aborted since, or is held."""
 
 
 Answer = tuple[Ticket, Event]
@@ -121,6 +121,11 @@ class Worker(Protocol):
 
     def abort(self, ticket: Ticket) -> None:
         """Free what it holds and say no more of it.  One that is not here is no error."""
+
+    def hold(self, ticket: Ticket) -> None:
+        """Compute no more of it until `resume`: its reader is behind.  One that is not here is no error, in both."""
+
+    def resume(self, ticket: Ticket) -> None: ...
 
     def expire(self, now: float) -> list[Answer]:
         """End those whose deadline is not after `now` (`time.perf_counter`).  They take part in no further step."""
