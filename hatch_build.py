@@ -1,0 +1,32 @@
+"""Compiles the native step when the package is built or installed, so that no compiler is wanted at run time.
+
+Without a compiler the package is complete but for that: models run on torch.
+"""
+
+import importlib.util
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class NativeBuildHook(BuildHookInterface):
+    """`editable` installs compile in place; a wheel holds what was compiled, and says for which platform."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if self.target_name != "wheel":
+            return
+        where = Path(self.root) / "models" / "native" / "build.py"
+        spec = importlib.util.spec_from_file_location("native_build", where)
+        assert spec is not None
+        assert spec.loader is not None
+        native = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(native)  # by its path: nothing else of the package can be imported yet
+        built = native.build()
+        self.app.display_info(f"native step compiled for: {', '.join(built) or 'nothing'}")
+        if built and version != "editable":
+            tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+            build_data["pure_python"], build_data["tag"] = False, f"py3-none-{tag}"
+            libraries = (native.LIBRARIES / f"{name}.so" for name in built)
+            build_data["artifacts"] += [str(path.relative_to(self.root)) for path in libraries]

@@ -1,0 +1,89 @@
+"""Compiles src/step.cpp once for every instruction set of this kind of processor.  Knows nothing but the compiler.
+
+Which of them runs is decided when the library is loaded (library.py).  A missing compiler is no error: without a
+library the torch executor does the work.  hatch_build.py calls this when the package is installed, `python -m
+models.native.build` by hand.
+"""
+
+import logging
+import platform
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).parent
+LIBRARIES = HERE / "lib"
+SOURCES = sorted((HERE / "src").iterdir())
+ALWAYS = (
+    "-std=c++20",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-pthread",
+    "-fvisibility=hidden",
+    "-fno-gnu-unique",
+    "-Wall",
+    "-Wno-maybe-uninitialized",
+)
+AVX2 = ("-mavx2", "-mfma", "-mf16c")
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mprefer-vector-width=512")
+X86: dict[str, tuple[str, ...]] = {
+    "avx512vnni": (*AVX2, *AVX512),
+    "avxvnni": (*AVX2, "-mavxvnni"),
+    "avx2": AVX2,
+    "portable": (),
+}
+TARGETS: dict[str, tuple[str, ...]] = X86 if platform.machine() in ("x86_64", "AMD64") else {"portable": ()}
+
+log = logging.getLogger(__name__)
+
+
+def compiler() -> str | None:
+    return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
+
+
+def stale(name: str) -> bool:
+    """Whether the library is missing or older than what it is made of."""
+    library = LIBRARIES / f"{name}.so"
+    newest = max(path.stat().st_mtime for path in (*SOURCES, Path(__file__)))
+    return not library.exists() or library.stat().st_mtime < newest
+
+
+def compile_one(command: str, name: str, *more: str, out: Path = LIBRARIES) -> Path:
+    """Raises CalledProcessError, with the compiler's words."""
+    out.mkdir(exist_ok=True)
+    library = out / f"{name}.so"
+    source = str(HERE / "src" / "step.cpp")
+    subprocess.run(
+        [command, *ALWAYS, *TARGETS[name], *more, "-o", str(library), source],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return library
+
+
+def build() -> list[str]:
+    """Compiles what is stale; the names of all that are there."""
+    command = compiler()
+    if command is None:
+        log.warning("no C++ compiler was found: models run on torch alone")
+        return []
+
+    def attempt(name: str) -> str | None:
+        try:
+            if stale(name):
+                compile_one(command, name)
+        except subprocess.CalledProcessError as error:
+            log.warning("%s could not be compiled for %s: %s", command, name, error.stderr[-2000:])
+            return None
+        return name
+
+    with ThreadPoolExecutor() as pool:
+        return [name for name in pool.map(attempt, TARGETS) if name]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{', '.join(build()) or 'nothing'}\n")

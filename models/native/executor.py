@@ -1,0 +1,107 @@
+"""The executor of CPUs: one compiled call a step over packed weights and a cache that is read in place.
+
+Knows no requests.  Its answers do not depend on what else is in a step, to the bit, in every precision.  What a cache
+block held before is never multiplied, so nothing is ever cleared.
+"""
+
+import ctypes
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from itertools import accumulate, chain, pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.executor import Rows
+from models.heads import LanguageHead
+from models.native import library as native
+from models.native.memory import zeros
+from models.native.plan import Precision, packed
+from models.transformer import Transformer
+
+BLOCK = 16  # tokens, as in src/attention.hpp
+
+
+class NativeExecutor:
+    """Runs `network` and, for a generator, `head`; see models.executor.Executor.  Weights are copied in `precision`.
+
+    `instructions` names the library, the fastest that runs here by default; `threads` are its own.
+    """
+
+    block_size = 0
+
+    def __init__(
+        self,
+        network: Transformer,
+        head: LanguageHead | None = None,
+        *,
+        precision: Precision = "int8",
+        block_count: int = 0,
+        threads: int = 1,
+        instructions: str = "",
+    ) -> None:
+        self.instructions = instructions or native.runnable()[0]
+        self._library = native.library(self.instructions)
+        self._packed = packed(self._library, network, head, precision, block_count)
+        self.block_count, self.block_size = block_count, BLOCK if block_count else 0
+        self.weight_bytes = self._packed.weight_bytes
+        self._vocabulary, self._width = network.config.vocab_size, network.config.width
+        self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
+        self._cache = [zeros(self._library.polyhead_cache_bytes(self._model), np.uint8) for _ in range(2)]
+        self._library.polyhead_give_cache(self._model, *(kept.ctypes.data for kept in self._cache))
+        self._generates = head is not None
+        self._stride = self._packed.plan.head.outputs if self._generates else self._width
+        self._out = torch.empty(0)
+        self._poisoned: set[int] = set()
+
+    def __del__(self) -> None:
+        if model := getattr(self, "_model", None):
+            self._library.polyhead_close(model)
+
+    @property
+    def poisoned(self) -> AbstractSet[int]:
+        return self._poisoned
+
+    def step(self, rows: Rows) -> Tensor:
+        """Good until the next step."""
+        count, wanted = len(rows.tokens), len(rows.wanted)
+        if self._poisoned:
+            self._poisoned -= self._blocks(rows, [i for i in range(count) if rows.positions[i] % BLOCK == 0])
+        out, spoiled = self._room(wanted), np.empty(count, np.uint8)
+        kept = [
+            integers(rows.tokens),
+            integers(rows.positions),
+            None if rows.segments is None else integers(rows.segments),
+            integers(rows.starts),
+            integers(chain(*rows.tables)),
+            integers(accumulate(map(len, rows.tables), initial=0)),
+            integers(rows.wanted),
+        ]
+        addresses = [0 if array is None else array.ctypes.data for array in kept]
+        step = native.Rows(count, len(rows.tables), wanted, 0, *addresses)
+        self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, spoiled.ctypes.data)
+        if self.block_count and spoiled.any():
+            self._poisoned |= self._blocks(rows, np.flatnonzero(spoiled).tolist())
+        return out[:, : self._vocabulary] if self._generates else out
+
+    def padding(self, rows: Rows) -> int:  # noqa: ARG002
+        """None: rows are computed as they are."""
+        return 0
+
+    def _room(self, rows: int) -> Tensor:
+        if self._out.numel() < rows * self._stride:
+            self._out = torch.empty(rows * self._stride * 5 // 4)
+        return self._out[: rows * self._stride].view(rows, self._stride)
+
+    def _blocks(self, rows: Rows, members: Iterable[int]) -> set[int]:
+        """The cache blocks in which these rows are stored."""
+        table_of = [
+            table for table, (a, b) in zip(rows.tables, pairwise(rows.starts), strict=True) for _ in range(b - a)
+        ]
+        return {table_of[i][rows.positions[i] // BLOCK] for i in members}
+
+
+def integers(values: Iterable[int]) -> NDArray[np.int32]:
+    return np.fromiter(values, np.int32)

@@ -1,0 +1,111 @@
+"""The compiled library, as C sees it: which one this processor can run, its structures and its functions.
+
+Knows no network.  The structures mirror src/step.cpp and src/gemm.hpp; their sizes are compared when it is loaded.
+"""
+
+import ctypes
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+LIBRARIES = Path(__file__).parent / "lib"
+# From the fastest: a name, and the flags that Linux must show for it.
+NEEDS: dict[str, tuple[str, ...]] = {
+    "avx512vnni": ("avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "avx2", "fma", "f16c"),
+    "avxvnni": ("avx2", "fma", "f16c", "avx_vnni"),
+    "avx2": ("avx2", "fma", "f16c"),
+    "portable": (),
+}
+
+
+class Norm(Structure):
+    _fields_ = (("weight", c_void_p), ("bias", c_void_p))
+
+
+class Linear(Structure):
+    _fields_ = (
+        ("weights", c_void_p),
+        ("scales", c_void_p),
+        ("bias", c_void_p),
+        ("inputs", c_int32),
+        ("outputs", c_int32),
+        ("format", c_int32),
+        ("unused", c_int32),
+    )
+
+
+class Layer(Structure):
+    _fields_ = (
+        ("attention_norm", Norm),
+        ("mlp_norm", Norm),
+        ("attention_post_norm", Norm),
+        ("mlp_post_norm", Norm),
+        ("query_norm", c_void_p),
+        ("key_norm", c_void_p),
+        ("frequencies", c_void_p),
+        ("window", c_int64),
+        ("qkv", Linear),
+        ("output", Linear),
+        ("up", Linear),
+        ("down", Linear),
+    )
+
+
+class Plan(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width")),
+        *((name, c_int32) for name in ("causal", "order", "norm", "activation", "gated", "generates")),
+        *((name, c_int32) for name in ("block_count", "narrow_cache", "narrow_tokens", "position_offset")),
+        *((name, c_float) for name in ("eps", "score_scale", "embedding_scale", "unused")),
+        ("tokens", c_void_p),
+        ("positions", c_void_p),
+        ("segments", c_void_p),
+        ("embedding_norm", Norm),
+        ("final_norm", Norm),
+        ("head", Linear),
+        ("layers", POINTER(Layer)),
+    )
+
+
+class Rows(Structure):
+    _fields_ = (
+        *((name, c_int32) for name in ("count", "sequences", "wanted_count", "unused")),
+        *(
+            (name, c_void_p)
+            for name in ("tokens", "positions", "segments", "starts", "tables", "table_starts", "wanted")
+        ),
+    )
+
+
+def runnable() -> list[str]:
+    """Which instruction sets this processor has and a library is there for, from the fastest."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    flags = set(next((line for line in lines if line.startswith("flags")), "").split())
+    return [name for name, needs in NEEDS.items() if flags.issuperset(needs) and (LIBRARIES / f"{name}.so").exists()]
+
+
+@cache
+def library(name: str) -> ctypes.CDLL:
+    """The library for one instruction set."""
+    return opened(LIBRARIES / f"{name}.so")
+
+
+def opened(path: Path) -> ctypes.CDLL:
+    """Raises OSError if there is none, or it was made from other sources."""
+    loaded = ctypes.CDLL(str(path))
+    for which, mirror in enumerate((Plan, Layer, Linear, Rows)):
+        if loaded.polyhead_sizes(which) != ctypes.sizeof(mirror):
+            raise OSError(f"{path} does not fit: it was compiled from other sources")
+    loaded.polyhead_open.restype = c_void_p
+    loaded.polyhead_open.argtypes = [POINTER(Plan), c_int]
+    loaded.polyhead_close.argtypes = [c_void_p]
+    loaded.polyhead_cache_bytes.restype = c_int64
+    loaded.polyhead_cache_bytes.argtypes = [c_void_p]
+    loaded.polyhead_give_cache.argtypes = [c_void_p, c_void_p, c_void_p]
+    loaded.polyhead_step.argtypes = [c_void_p, POINTER(Rows), c_void_p, c_int, c_void_p]
+    loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]
+    loaded.polyhead_pack.argtypes = [c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p]
+    return loaded

@@ -1,0 +1,218 @@
+// x [M, K] times packed weights [K, N]: float32, int8 and 4-bit weights.
+//
+// Knows neither layers nor threads: whoever calls says which rows and which blocks of COLUMNS outputs.  The one idea: a
+// row's result is made by the same operations in the same order however many rows are computed beside it, so it does
+// not depend on the batch.  Integers are added exactly within a group of the inputs, and groups are added in order.
+//
+// Layouts, written by pack.py; a block is COLUMNS outputs, in two halves of HALF:
+//   float32  [N / 32][K][32] floats
+//   int8     [N / 32][K / 4][32][4] bytes, each a weight + 128; `scales` [N]
+//   4-bit    [N / 32][K / 32] of {[4][32][4] bytes, low bits inputs 8u .. 8u + 3, high bits 8u + 4 .. 8u + 7, each a
+//            weight + 8; scales [32] in half precision}, as GGUF's Q4_0
+#pragma once
+
+#include "vectors.hpp"
+
+constexpr int COLUMNS = 32, HALF = 16;
+constexpr int GROUP = 64;         // inputs of a row that share a scale
+constexpr int FINE = 32;          // inputs of an output that share a scale, 4-bit
+constexpr int FINE_BYTES = 512 + 64;
+constexpr int MOST_ROWS = LANES == 16 ? 12 : 4;  // of a tile: what the registers hold
+
+enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2 };
+enum Activation : int32_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3 };
+enum Then : int32_t { STORE, ADD, ACTIVATE, GATE };  // what is done with a product
+
+struct Linear {
+    const uint8_t* weights;
+    const float* scales;
+    const float* bias;  // [N], or null
+    int32_t inputs;     // K, a multiple of GROUP
+    int32_t outputs;    // N, a multiple of COLUMNS
+    int32_t format;
+    int32_t unused;
+};
+
+// Rows to be multiplied: as floats, or as bytes with a scale a GROUP.
+struct Operand {
+    float* floats;   // [M, K]
+    int8_t* codes;   // [M, K]
+    float* scales;   // [M, K / GROUP]
+    int32_t* sums;   // [M, K / FINE] of the codes
+    int inputs;      // K
+};
+
+struct Target {
+    float* out;  // [M, stride]; GATE writes half as many columns as there are outputs
+    int stride;
+    Then then;
+    int activation;
+};
+
+INLINE Floats activated(int kind, Floats x) {
+    switch (kind) {
+        case GELU: return gelu(x);
+        case GELU_TANH: return gelu_tanh(x);
+        case SILU: return silu(x);
+        default: return relu(x);
+    }
+}
+
+INLINE size_t block_bytes(const Linear& l) {
+    size_t k = size_t(l.inputs);
+    return l.format == FLOAT32 ? k * COLUMNS * 4 : l.format == INT8 ? k * COLUMNS : k / FINE * FINE_BYTES;
+}
+
+INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
+
+// Rows r of a tile are at p[r / 3] + r % 3 * K: three to a pointer, so that addresses need few registers.
+template <int R, class T>
+struct Cursor {
+    const T* p[(R + 2) / 3];
+    size_t k;
+    INLINE Cursor(const T* x, int inputs) : k(size_t(inputs)) { UNROLL((R + 2) / 3, i, p[i] = x + 3 * i * k); }
+    INLINE const T* row(int r) const { return p[r / 3] + (r % 3) * k; }
+    INLINE void advance(int n) { UNROLL((R + 2) / 3, i, p[i] += n); }
+};
+
+// The product of R rows and LANES columns of each half of a block; `lane` is the first of them, `next` what is read
+// soon after.
+template <int R>
+INLINE void multiply_floats(const Linear& l, const uint8_t* block, int lane, const float* x, Floats (&f)[R][2],
+                            const uint8_t* next) {
+    const float* w = (const float*)block + lane;
+    Cursor<R, float> at(x, l.inputs);
+    for (int k = 0; k < l.inputs; ++k, w += COLUMNS) {
+        Floats w0 = load(w), w1 = load(w + HALF);
+        if constexpr (R == 1) { prefetch(w + 512); prefetch(w + 512 + HALF); }
+        else if (next) { prefetch_later(next); prefetch_later(next + 64); next += 128; }
+        UNROLL(R, r, Floats b = all(*at.row(r)); f[r][0] = fma(w0, b, f[r][0]); f[r][1] = fma(w1, b, f[r][1]));
+        at.advance(1);
+    }
+}
+
+template <int R>
+INLINE void multiply_int8(const Linear& l, const uint8_t* w, int lane, const Operand& x, int row, Floats (&f)[R][2],
+                          const uint8_t* next) {
+    const int groups = l.inputs / GROUP;
+    const float* scales = x.scales + size_t(row) * groups;
+    const int32_t* sums = x.sums + size_t(row) * groups * 2;
+    Cursor<R, int8_t> at(x.codes + size_t(row) * l.inputs, l.inputs);
+    w += lane * 4;
+    for (int g = 0; g < groups; ++g) {
+        Ints a[R][2];
+        UNROLL(R, r, const int32_t* s = sums + (size_t(r) * groups + g) * 2; a[r][0] = a[r][1] = all_ints(-128 * (s[0] + s[1])));
+        if constexpr (R == 1) {  // four chains a column instead of one: a product takes several cycles
+            Ints b[3][2];
+            UNROLL(3, i, b[i][0] = b[i][1] = all_ints(0));
+            for (int k = 0; k < GROUP; k += 16, w += 512) {
+                UNROLL(4, u, Four four_x = four(at.row(0) + k + 4 * u);
+                    prefetch(w + 2048 + 128 * u); prefetch(w + 2048 + 128 * u + 64);
+                    UNROLL(2, h, Ints codes = load_codes(w + 128 * u + 64 * h);
+                        if constexpr (decltype(u)::value == 0) a[0][h] = dot(a[0][h], codes, four_x);
+                        else b[u - 1][h] = dot(b[u - 1][h], codes, four_x)));
+            }
+            UNROLL(2, h, a[0][h] = add_ints(add_ints(a[0][h], b[0][h]), add_ints(b[1][h], b[2][h])));
+            at.advance(GROUP);
+        } else {
+            for (int k = 0; k < GROUP; k += 4, w += 128) {
+                Ints w0 = load_codes(w), w1 = load_codes(w + 64);
+                if (next) { prefetch_later(next); prefetch_later(next + 64); next += 128; }
+                UNROLL(R, r, Four b = four(at.row(r)); a[r][0] = dot(a[r][0], w0, b); a[r][1] = dot(a[r][1], w1, b));
+                at.advance(4);
+            }
+        }
+        UNROLL(R, r, Floats s = all(scales[size_t(r) * groups + g]);
+            f[r][0] = fma(to_floats(a[r][0]), s, f[r][0]); f[r][1] = fma(to_floats(a[r][1]), s, f[r][1]));
+    }
+}
+
+template <int R>
+INLINE void multiply_int4(const Linear& l, const uint8_t* w, int lane, const Operand& x, int row, Floats (&f)[R][2],
+                          const uint8_t* next) {
+    const int groups = l.inputs / FINE;
+    const float* scales = x.scales + size_t(row) * (groups / 2);
+    const int32_t* sums = x.sums + size_t(row) * groups;
+    Cursor<R, int8_t> at(x.codes + size_t(row) * l.inputs, l.inputs);
+    for (int g = 0; g < groups; ++g, w += FINE_BYTES) {
+        Ints a[R][2];
+        UNROLL(R, r, a[r][0] = a[r][1] = all_ints(-8 * sums[size_t(r) * groups + g]));
+        if constexpr (R == 1) { UNROLL(9, i, prefetch(w + 2304 + 64 * i)); }
+        else if (next) { UNROLL(9, i, prefetch_later(next + 64 * i)); next += FINE_BYTES; }
+        UNROLL(4, u, UNROLL(2, h, Ints codes = load_codes(w + 128 * u + 64 * h + 4 * lane);
+            Ints low = low_codes(codes); Ints high = high_codes(codes);
+            UNROLL(R, r, a[r][h] = dot(a[r][h], low, four(at.row(r) + 8 * u));
+                a[r][h] = dot(a[r][h], high, four(at.row(r) + 8 * u + 4)))));
+        at.advance(FINE);
+        const fp16* fine = (const fp16*)(w + 512) + lane;
+        Floats s0 = load_halves(fine), s1 = load_halves(fine + HALF);
+        UNROLL(R, r, Floats s = all(scales[size_t(r) * (groups / 2) + g / 2]);
+            f[r][0] = fma(to_floats(a[r][0]), mul(s0, s), f[r][0]); f[r][1] = fma(to_floats(a[r][1]), mul(s1, s), f[r][1]));
+    }
+}
+
+// From a product to what is wanted: scale, bias, then the activation, the gate or the sum with what is there.
+template <int R>
+INLINE void finish(const Linear& l, int block, int lane, Floats (&f)[R][2], const Target& to, int row) {
+    const int column = block * COLUMNS + lane;
+    if (l.format == INT8) {
+        Floats s0 = load(l.scales + column), s1 = load(l.scales + column + HALF);
+        UNROLL(R, r, f[r][0] = mul(f[r][0], s0); f[r][1] = mul(f[r][1], s1));
+    }
+    if (l.bias) {
+        Floats b0 = load(l.bias + column), b1 = load(l.bias + column + HALF);
+        UNROLL(R, r, f[r][0] = add(f[r][0], b0); f[r][1] = add(f[r][1], b1));
+    }
+    if (to.then == GATE) {  // the first half is the gate, the second what it lets through
+        float* out = to.out + size_t(row) * to.stride + block * HALF + lane;
+        UNROLL(R, r, store(out + size_t(r) * to.stride, mul(activated(to.activation, f[r][0]), f[r][1])));
+        return;
+    }
+    float* out = to.out + size_t(row) * to.stride + column;
+    if (to.then == ADD) {
+        UNROLL(R, r, const float* old = out + size_t(r) * to.stride;
+            f[r][0] = add(load(old), f[r][0]); f[r][1] = add(load(old + HALF), f[r][1]));
+    } else if (to.then == ACTIVATE) {
+        UNROLL(R, r, UNROLL(2, h, f[r][h] = activated(to.activation, f[r][h])));
+    }
+    UNROLL(R, r, store(out + size_t(r) * to.stride, f[r][0]); store(out + size_t(r) * to.stride + HALF, f[r][1]));
+}
+
+template <int R>
+void tile(const Linear& l, int block, const Operand& x, int row, const Target& to, const uint8_t* next) {
+    const uint8_t* w = l.weights + block * block_bytes(l);
+    for (int lane = 0; lane < HALF; lane += LANES) {
+        Floats f[R][2];
+        UNROLL(R, r, f[r][0] = f[r][1] = zero());
+        if (l.format == FLOAT32) multiply_floats<R>(l, w, lane, x.floats + size_t(row) * l.inputs, f, next);
+        else if (l.format == INT8) multiply_int8<R>(l, w, lane, x, row, f, next);
+        else multiply_int4<R>(l, w, lane, x, row, f, next);
+        finish<R>(l, block, lane, f, to, row);
+        next = nullptr;
+    }
+}
+
+using Tile = void (*)(const Linear&, int, const Operand&, int, const Target&, const uint8_t*);
+template <int... R>
+constexpr auto tiles_of(std::integer_sequence<int, R...>) {
+    struct { Tile of[sizeof...(R) + 1]; } table{{nullptr, tile<R + 1>...}};
+    return table;
+}
+inline const auto TILES = tiles_of(std::make_integer_sequence<int, MOST_ROWS>{});
+
+// Rows [0, rows) of x, blocks [from, to_block) of the outputs; `after` is what is read next.
+inline void gemm(const Linear& l, const Operand& x, int rows, int from, int to_block, const Target& to,
+                 const uint8_t* after = nullptr) {
+    if (!rows) return;
+    const int most = l.format == INT8 && rows > 36 && LANES == 16 ? 8 : l.format == INT4 && LANES == 16 ? 8 : MOST_ROWS;
+    const int tiles = (rows + most - 1) / most;
+    for (int block = from; block < to_block; ++block) {
+        const uint8_t* next = block + 1 < to_block ? l.weights + (block + 1) * block_bytes(l) : after;
+        for (int t = 0, row = 0; t < tiles; ++t) {
+            const int count = rows / tiles + (t < rows % tiles);
+            TILES.of[count](l, block, x, row, to, t ? nullptr : next);
+            row += count;
+        }
+    }
+}

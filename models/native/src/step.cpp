@@ -1,0 +1,581 @@
+// One step of a transformer, compiled: token ids in, logits or states out.
+//
+// Knows no requests and no tensors, only a Plan (what the network is made of; plan.py) and Rows (what is to be computed;
+// models/executor.py).  The one idea: everything a row goes through depends on that row and on the keys and values its
+// sequence has, so how rows are shared among threads is free.  Few rows are computed together, each thread having its
+// share of every product's outputs; many rows are cut into panels, and a panel goes through a layer on one thread while
+// its numbers stay in that core's cache.
+#include <cstdlib>
+#include <memory>
+#include <utility>
+
+#include "attention.hpp"
+#include "gemm.hpp"
+#include "pack.hpp"
+#include "rows.hpp"
+#include "threads.hpp"
+
+enum Order : int32_t { PRE = 0, POST = 1, SANDWICH = 2 };
+
+struct Layer {
+    Norm attention_norm, mlp_norm, attention_post_norm, mlp_post_norm;
+    const float *query_norm, *key_norm;  // [D], or null
+    const float* frequencies;            // [D / 2], or null: not rotary
+    int64_t window;                      // tokens; 0: sees all
+    Linear qkv, output, up, down;        // up: gate and up side by side in each block where the MLP is gated
+};
+
+struct Plan {
+    int32_t width, depth, heads, kv_heads, head_width, mlp_width;
+    int32_t causal, order, norm, activation, gated, generates;
+    int32_t block_count;     // of the cache; 0: none, sequences come whole
+    int32_t narrow_cache;    // keys and values as bf16
+    int32_t narrow_tokens;   // the table of token embeddings as bf16
+    int32_t position_offset;
+    float eps, score_scale, embedding_scale, unused;
+    const void* tokens;      // [V, W]
+    const float* positions;  // [P, W], or null
+    const float* segments;   // [S, W], or null
+    Norm embedding_norm, final_norm;
+    Linear head;             // generates
+    const Layer* layers;     // [depth]
+};
+
+struct Rows {
+    int32_t count, sequences, wanted_count, unused;
+    const int32_t *tokens, *positions, *segments;  // [T]; segments may be null: all 0
+    const int32_t* starts;                         // [N + 1]
+    const int32_t *tables, *table_starts;          // blocks of sequence n: tables[table_starts[n] .. table_starts[n + 1])
+    const int32_t* wanted;                         // [M], ascending
+};
+
+namespace {
+
+constexpr int PANEL = 128;  // rows
+constexpr int FEW = 4;      // rows that every thread prepares for itself, rather than wait for the others
+
+constexpr int padded(int n, int to = GROUP) { return (n + to - 1) / to * to; }
+
+template <class T>
+class Room {  // memory that grows and starts as zeros
+  public:
+    T* of(size_t count) {
+        if (count > count_) {
+            count_ = count + count / 4;
+            size_t bytes = (count_ * sizeof(T) + 63) / 64 * 64 + 64;
+            memory_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+            memset(static_cast<void*>(memory_.get()), 0, bytes);
+        }
+        return memory_.get();
+    }
+    T* get() const { return memory_.get(); }
+
+  private:
+    struct Free { void operator()(T* p) const { std::free(p); } };
+    std::unique_ptr<T, Free> memory_;
+    size_t count_ = 0;
+};
+
+struct Own {  // of one thread
+    Room<float> floats, scales, row, hidden, sandwich, q, scores, mixed;
+    Room<int8_t> codes;
+    Room<int32_t> sums;
+    Room<const void*> blocks;
+};
+
+struct AttentionTile {
+    int sequence, row, count;
+};
+
+std::pair<int, int> part(int n, int i, int of) { return {int(int64_t(n) * i / of), int(int64_t(n) * (i + 1) / of)}; }
+
+class Model {
+  public:
+    Model(const Plan& plan, int threads) : plan_(plan), team_(threads), own_(threads), counters_(2 * plan.depth + 2) {
+        const Plan& p = plan_;
+        width_ = padded(p.width);
+        attended_ = padded(p.heads * p.head_width);
+        projected_ = padded((p.heads + 2 * p.kv_heads) * p.head_width);
+        hidden_ = padded(p.mlp_width);
+        head_ = padded(p.head_width, 32);
+        group_ = p.heads / p.kv_heads;
+        splits_ = (group_ + MOST_QUERIES - 1) / MOST_QUERIES;
+        while (group_ % splits_) ++splits_;
+        most_inputs_ = std::max({width_, attended_, hidden_});
+        kv_stride_ = size_t(p.kv_heads) * head_ * BLOCK;
+        if (p.block_count) {
+            const size_t count = size_t(p.depth) * p.block_count * kv_stride_;
+            cache_bytes_ = count * (p.narrow_cache ? 2 : 4);
+        }
+        for (int i = 0; i < threads; ++i) grow(own_[i], threads);
+    }
+
+    void give_cache(void* keys, void* values) { keys_ = keys; values_ = values; }
+    size_t cache_bytes() const { return cache_bytes_; }
+
+    void step(const Rows& rows, float* out, int out_stride, uint8_t* spoiled) {
+        rows_ = rows; out_ = out; out_stride_ = out_stride; spoiled_ = spoiled;
+        const size_t t = size_t(rows.count);
+        x_ = x_room_.of(t * width_);
+        qkv_ = qkv_room_.of(t * projected_);
+        attn_ = attn_room_.of(t * attended_);
+        last_x_ = last_x_room_.of(size_t(rows.wanted_count) * width_);
+        last_attn_ = last_attn_room_.of(size_t(rows.wanted_count) * attended_);
+        turns_ = turns_room_.of(2 * t * kinds() * (plan_.head_width / 2));
+        memset(spoiled, 0, t);
+        lay_out();
+        for (auto& counter : counters_) counter.n.store(0, std::memory_order_relaxed);
+        team_.run(true, [this](int thread) { compute(thread); });
+    }
+
+  private:
+    struct alignas(64) Counter { std::atomic<int> n{0}; };
+
+    void grow(Own& own, int) {
+        const size_t inputs = size_t(PANEL) * most_inputs_;
+        own.floats.of(inputs); own.codes.of(inputs);
+        own.scales.of(inputs / GROUP); own.sums.of(inputs / FINE);
+        own.row.of(most_inputs_);
+        own.hidden.of(size_t(PANEL) * hidden_);
+        own.sandwich.of(size_t(PANEL) * width_);
+        own.q.of(size_t(MOST_QUERIES) * head_);
+        own.scores.of(size_t(MOST_QUERIES) * PART);
+        own.mixed.of(size_t(2 * MOST_QUERIES) * head_);
+    }
+
+    // How rows share: which tiles attention has, and where sequences lie that have no cache.
+    void lay_out() {
+        const int heads = group_ / splits_, most = std::max(1, MOST_QUERIES / heads);
+        tiles_.clear();
+        longest_ = 0;
+        for (int n = 0; n < rows_.sequences; ++n) {
+            const int start = rows_.starts[n], end = rows_.starts[n + 1], count = end - start;
+            longest_ = std::max(longest_, rows_.positions[end - 1] + 1);
+            for (int row = start; row < end; row += most) tiles_.push_back({n, row, std::min(most, end - row)});
+            (void)count;
+        }
+        if (!plan_.block_count) {
+            own_tables_.clear(); own_starts_.assign(1, 0);
+            for (int n = 0, next = 0; n < rows_.sequences; ++n) {
+                const int blocks = (rows_.starts[n + 1] - rows_.starts[n] + BLOCK - 1) / BLOCK;
+                for (int b = 0; b < blocks; ++b) own_tables_.push_back(next++);
+                own_starts_.push_back(next);
+            }
+            rows_.tables = own_tables_.data();
+            rows_.table_starts = own_starts_.data();
+            keys_ = key_room_.of(own_tables_.size() * kv_stride_);
+            values_ = value_room_.of(own_tables_.size() * kv_stride_);
+        }
+        sequence_of_.resize(rows_.count);
+        for (int n = 0; n < rows_.sequences; ++n)
+            std::fill(sequence_of_.begin() + rows_.starts[n], sequence_of_.begin() + rows_.starts[n + 1], n);
+        const int items = int(tiles_.size()) * plan_.kv_heads * splits_;
+        parts_ = (longest_ + PART - 1) / PART;
+        apart_ = parts_ > 1 && items < 4 * team_.size();
+        if (apart_) {
+            partial_ = partial_room_.of(size_t(items) * parts_ * MOST_QUERIES * head_);
+            outcomes_.resize(size_t(items) * parts_ * MOST_QUERIES);
+        }
+    }
+
+    // Who computes, and which share of it: all threads the same rows, or this one alone.
+    struct Crew {
+        Model& model;
+        int thread;
+        bool together;
+        void meet() const { if (together) model.team_.wait(); }
+        std::pair<int, int> share(int n) const {
+            return together ? part(n, thread, model.team_.size()) : std::pair(0, n);
+        }
+    };
+
+    template <class F>
+    void each_panel(int thread, int count, Counter& next, F&& f) {
+        if (count <= PANEL || team_.size() == 1) {
+            for (int a = 0; a < count; a += PANEL) f(Crew{*this, thread, true}, a, std::min(count, a + PANEL));
+            return;
+        }
+        const int size = std::min(PANEL, (count + team_.size() - 1) / team_.size());
+        for (int a; (a = next.n.fetch_add(1, std::memory_order_relaxed) * size) < count;)
+            f(Crew{*this, thread, false}, a, std::min(count, a + size));
+    }
+
+    void compute(int thread) {
+        const auto [a, b] = part(rows_.count, thread, team_.size());
+        for (int row = a; row < b; ++row) embed(thread, row);
+        team_.wait();
+        for (int l = 0; l < plan_.depth; ++l) {
+            each_panel(thread, rows_.count, counters_[2 * l], [&](const Crew& crew, int a, int b) {
+                if (l) close(crew, plan_.layers[l - 1], x_, attn_, a, b);
+                open(crew, l, a, b);
+            });
+            team_.wait();
+            if (plan_.narrow_cache) attend<bf16>(thread, l);
+            else attend<float>(thread, l);
+            team_.wait();
+        }
+        narrow(thread);
+        each_panel(thread, rows_.wanted_count, counters_[2 * plan_.depth], [&](const Crew& crew, int a, int b) {
+            close(crew, plan_.layers[plan_.depth - 1], last_x_, last_attn_, a, b);
+        });
+        team_.wait();
+        answer(thread);
+    }
+
+    int kinds() const { return 2; }  // of rotations: layers have one of at most two lists of frequencies
+
+    const float* turns(int row, int kind) const {
+        return turns_ + (size_t(row) * kinds() + kind) * 2 * (plan_.head_width / 2);
+    }
+    int kind_of(const Layer& layer) const { return layer.frequencies == first_frequencies() ? 0 : 1; }
+    const float* first_frequencies() const { return plan_.layers[0].frequencies; }
+
+    void embed(int thread, int row) {
+        const Plan& p = plan_;
+        float* x = x_ + size_t(row) * width_;
+        const int position = rows_.positions[row];
+        const size_t token = size_t(rows_.tokens[row]) * p.width;
+        for (int i = 0; i < p.width; ++i) {
+            float v = p.narrow_tokens ? widen(((const bf16*)p.tokens)[token + i]) : ((const float*)p.tokens)[token + i];
+            x[i] = v * p.embedding_scale;
+        }
+        std::fill(x + p.width, x + width_, 0.f);  // a row that was no number has spoiled its padding
+        if (p.segments) {
+            const float* segment = p.segments + size_t(rows_.segments ? rows_.segments[row] : 0) * p.width;
+            for (int i = 0; i < p.width; ++i) x[i] += segment[i];
+        }
+        if (p.positions) {
+            const float* place = p.positions + size_t(position + p.position_offset) * p.width;
+            for (int i = 0; i < p.width; ++i) x[i] += place[i];
+        }
+        if (p.embedding_norm.weight) norm(p.embedding_norm, x, x);
+        const int half = p.head_width / 2;
+        for (int kind = 0; kind < kinds(); ++kind) {
+            const float* f = kind ? second_frequencies() : first_frequencies();
+            if (!f) continue;
+            float* out = const_cast<float*>(turns(row, kind));
+            for (int d = 0; d < half; ++d) {
+                const float angle = float(position) * f[d];
+                out[d] = std::cos(angle);
+                out[half + d] = std::sin(angle);
+            }
+        }
+        (void)thread;
+    }
+    const float* second_frequencies() const {
+        for (int l = 1; l < plan_.depth; ++l)
+            if (plan_.layers[l].frequencies != first_frequencies()) return plan_.layers[l].frequencies;
+        return nullptr;
+    }
+
+    void norm(const Norm& norm, const float* x, float* out) const {
+        normalise(NormKind(plan_.norm), norm, plan_.eps, x, plan_.width, width_, out);
+    }
+
+    Operand operand(int thread, int inputs) {
+        Own& own = own_[thread];
+        return {own.floats.get(), own.codes.get(), own.scales.get(), own.sums.get(), inputs};
+    }
+
+    // Rows of a product: `values(r)` are row r's floats; every thread has them all when this returns.
+    template <class F>
+    Operand prepared(const Crew& crew, const Linear& l, int count, bool repeatable, F&& values) {
+        const bool own = !crew.together || (repeatable && count <= FEW);
+        const Operand x = operand(own ? crew.thread : 0, l.inputs);
+        const auto [a, b] = own ? std::pair(0, count) : crew.share(count);
+        for (int r = a; r < b; ++r) prepare(x, l.format, r, values(r));
+        if (!own) crew.meet();
+        return x;
+    }
+
+    void product(const Crew& crew, const Linear& l, const Operand& x, int count, const Target& to,
+                 const Linear* after = nullptr) {
+        const auto [a, b] = crew.share(l.outputs / COLUMNS);
+        const uint8_t* next = nullptr;
+        if (after) next = after->weights + crew.share(after->outputs / COLUMNS).first * block_bytes(*after);
+        gemm(l, x, count, a, b, to, next);
+        crew.meet();
+    }
+
+    // A layer up to where rows need each other: queries, keys and values of rows [a, b).
+    void open(const Crew& crew, int l, int a, int b) {
+        const Layer& layer = plan_.layers[l];
+        float* row = own_[crew.thread].row.get();
+        const Operand x = prepared(crew, layer.qkv, b - a, true, [&](int r) {
+            const float* values = x_ + size_t(a + r) * width_;
+            if (plan_.order == POST) return values;
+            norm(layer.attention_norm, values, row);
+            return (const float*)row;
+        });
+        product(crew, layer.qkv, x, b - a, {qkv_ + size_t(a) * projected_, projected_, STORE, 0}, &layer.output);
+        const auto [from, to] = crew.share(b - a);
+        for (int r = from; r < to; ++r) {
+            if (plan_.narrow_cache) place<bf16>(l, a + r);
+            else place<float>(l, a + r);
+        }
+    }
+
+    // And from there to its end.
+    void close(const Crew& crew, const Layer& layer, float* x, const float* attn, int a, int b) {
+        const int count = b - a;
+        Own& own = own_[crew.thread];
+        float* row = own.row.get();
+        float* rows = x + size_t(a) * width_;
+        auto at = [&](int r) { return rows + size_t(r) * width_; };
+        Operand in = prepared(crew, layer.output, count, true, [&](int r) { return attn + size_t(a + r) * attended_; });
+        added(crew, layer.output, in, count, rows, layer.attention_norm, layer.attention_post_norm, &layer.up);
+        in = prepared(crew, layer.up, count, true, [&](int r) {
+            if (plan_.order == POST) return (const float*)at(r);
+            norm(layer.mlp_norm, at(r), row);
+            return (const float*)row;
+        });
+        float* hidden = own_[crew.together ? 0 : crew.thread].hidden.get();
+        product(crew, layer.up, in, count, {hidden, hidden_, plan_.gated ? GATE : ACTIVATE, plan_.activation}, &layer.down);
+        in = prepared(crew, layer.down, count, true, [&](int r) { return hidden + size_t(r) * hidden_; });
+        added(crew, layer.down, in, count, rows, layer.mlp_norm, layer.mlp_post_norm, nullptr);
+    }
+
+    // rows += product, with the norms that the order of the layer wants on it.
+    void added(const Crew& crew, const Linear& l, const Operand& in, int count, float* rows, const Norm& after_sum,
+               const Norm& before_sum, const Linear* after) {
+        float* sandwich = own_[crew.together ? 0 : crew.thread].sandwich.get();
+        const bool apart = plan_.order == SANDWICH;
+        product(crew, l, in, count, {apart ? sandwich : rows, width_, apart ? STORE : ADD, 0}, after);
+        if (plan_.order == PRE) return;
+        const auto [from, to] = crew.share(count);
+        for (int r = from; r < to; ++r) {
+            float* x = rows + size_t(r) * width_;
+            if (!apart) { norm(after_sum, x, x); continue; }
+            float* y = sandwich + size_t(r) * width_;
+            norm(before_sum, y, y);
+            for (int i = 0; i < width_; i += LANES) store(x + i, add(load(x + i), load(y + i)));
+        }
+        crew.meet();
+    }
+
+    template <class T>
+    size_t block_at(int layer, int block, int head) const {
+        const size_t first = plan_.block_count ? size_t(layer) * plan_.block_count : 0;
+        return ((first + block) * plan_.kv_heads + head) * size_t(head_) * BLOCK;
+    }
+
+    // A row's queries and keys normed and turned; keys and values to where attention reads them.
+    template <class T>
+    void place(int l, int row) {
+        const Plan& p = plan_;
+        const Layer& layer = p.layers[l];
+        const int d = p.head_width, position = rows_.positions[row], n = sequence_of_[row];
+        float* q = qkv_ + size_t(row) * projected_;
+        float* k = q + p.heads * d;
+        float* v = k + p.kv_heads * d;
+        const float* angle = layer.frequencies ? turns(row, kind_of(layer)) : nullptr;
+        for (int h = 0; h < p.heads + p.kv_heads; ++h) {
+            const float* weight = h < p.heads ? layer.query_norm : layer.key_norm;
+            if (weight) normalise_head(q + h * d, weight, d, p.eps);
+            if (angle) rotate(q + h * d, angle, angle + d / 2, d);
+        }
+        const int block = rows_.tables[rows_.table_starts[n] + position / BLOCK];
+        for (int h = 0; h < p.kv_heads; ++h) {
+            const size_t at = block_at<T>(l, block, h);
+            store_head((T*)keys_ + at, (T*)values_ + at, position % BLOCK, k + h * d, v + h * d, d, head_);
+        }
+        if (l == p.depth - 1) {  // what was no number in an earlier layer is none in the last
+            float s = 0;
+            for (int i = 0; i < 2 * p.kv_heads * d; ++i) s += k[i] * 0.f;
+            if (s != 0.f) spoiled_[row] = 1;
+        }
+    }
+
+    template <class T>
+    void attend(int thread, int l) {
+        const int per_tile = plan_.kv_heads * splits_, items = int(tiles_.size()) * per_tile;
+        Counter& next = counters_[2 * l + 1];
+        if (!apart_) {
+            for (int i; (i = next.n.fetch_add(1, std::memory_order_relaxed)) < items;) attend_tile<T>(thread, l, i, -1);
+            return;
+        }
+        for (int i; (i = next.n.fetch_add(1, std::memory_order_relaxed)) < items * parts_;)
+            attend_tile<T>(thread, l, i / parts_, i % parts_);
+        team_.wait();
+        const auto [a, b] = part(items, thread, team_.size());
+        for (int i = a; i < b; ++i) join(thread, i);
+    }
+
+    // One tile: all its parts and the mixed values, or one part into `partial_`.
+    template <class T>
+    void attend_tile(int thread, int l, int item, int only) {
+        const Plan& p = plan_;
+        const Layer& layer = p.layers[l];
+        const int per_tile = p.kv_heads * splits_;
+        const AttentionTile& tile = tiles_[item / per_tile];
+        const int heads = group_ / splits_, kv = item % per_tile / splits_;
+        const int first = kv * group_ + item % splits_ * heads, queries = tile.count * heads, d = p.head_width;
+        Own& own = own_[thread];
+        float* q = own.q.get();
+        Sight<T> sight;
+        const int start = rows_.starts[tile.sequence], end = rows_.starts[tile.sequence + 1];
+        const int length = rows_.positions[end - 1] + 1;
+        int low = length, high = 0;
+        (void)start;
+        for (int r = 0; r < queries; ++r) {
+            const int row = tile.row + r / heads, position = rows_.positions[row], window = int(layer.window);
+            const float* from = qkv_ + size_t(row) * projected_ + (first + r % heads) * d;
+            for (int i = 0; i < d; ++i) q[r * head_ + i] = from[i] * p.score_scale;
+            sight.to[r] = p.causal ? position + 1 : window ? std::min(length, position + window) : length;
+            sight.from[r] = window ? std::max(0, position - window + 1) : 0;
+            low = std::min(low, sight.from[r]);
+            high = std::max(high, sight.to[r]);
+        }
+        const int32_t* table = rows_.tables + rows_.table_starts[tile.sequence];
+        const int blocks = (high + BLOCK - 1) / BLOCK;
+        const void** pointers = own.blocks.of(2 * size_t(blocks));
+        for (int b = low / BLOCK; b < blocks; ++b) {
+            const size_t at = block_at<T>(l, table[b], kv);
+            pointers[b] = (const T*)keys_ + at;
+            pointers[blocks + b] = (const T*)values_ + at;
+        }
+        sight.keys = (const T* const*)pointers;
+        sight.values = (const T* const*)(pointers + blocks);
+        sight.width = head_;
+        const auto attend_part = ATTEND_PART<T>.of[queries];
+        if (only >= 0) {
+            const size_t at = (size_t(item) * parts_ + only) * MOST_QUERIES;
+            if (only * PART < high && (only + 1) * PART > low)
+                attend_part(q, sight, only, own.scores.get(), partial_ + at * head_, &outcomes_[at]);
+            else std::fill_n(&outcomes_[at], queries, Outcome{-INFINITY, 0.f});
+            return;
+        }
+        float* mixed = own.mixed.get();
+        float* more = mixed + size_t(MOST_QUERIES) * head_;
+        Outcome outcome[MOST_QUERIES], other[MOST_QUERIES];
+        int i = low / PART;
+        attend_part(q, sight, i, own.scores.get(), mixed, outcome);
+        for (++i; i * PART < high; ++i) {
+            attend_part(q, sight, i, own.scores.get(), more, other);
+            for (int r = 0; r < queries; ++r) merge(outcome[r], mixed + r * head_, other[r], more + r * head_, head_);
+        }
+        write(tile, first, heads, mixed, outcome);
+    }
+
+    // The parts of one tile, computed apart, in order.
+    void join(int thread, int item) {
+        const int per_tile = plan_.kv_heads * splits_;
+        const AttentionTile& tile = tiles_[item / per_tile];
+        const int heads = group_ / splits_, kv = item % per_tile / splits_, first = kv * group_ + item % splits_ * heads;
+        float* mixed = own_[thread].mixed.get();
+        Outcome outcome[MOST_QUERIES];
+        for (int r = 0; r < tile.count * heads; ++r) {
+            bool begun = false;
+            for (int i = 0; i < parts_; ++i) {
+                const size_t at = (size_t(item) * parts_ + i) * MOST_QUERIES + r;
+                if (outcomes_[at].most == -INFINITY && outcomes_[at].sum == 0.f) continue;
+                if (begun) { merge(outcome[r], mixed + r * head_, outcomes_[at], partial_ + at * head_, head_); continue; }
+                outcome[r] = outcomes_[at];
+                memcpy(mixed + r * head_, partial_ + at * head_, size_t(head_) * sizeof(float));
+                begun = true;
+            }
+        }
+        write(tile, first, heads, mixed, outcome);
+    }
+
+    void write(const AttentionTile& tile, int first, int heads, const float* mixed, const Outcome* outcome) {
+        const int d = plan_.head_width;
+        for (int r = 0; r < tile.count * heads; ++r) {
+            float* out = attn_ + size_t(tile.row + r / heads) * attended_ + (first + r % heads) * d;
+            const float share = 1.f / outcome[r].sum;
+            for (int i = 0; i < d; ++i) out[i] = mixed[r * head_ + i] * share;
+        }
+    }
+
+    // After the last attention only the wanted rows are computed further.
+    void narrow(int thread) {
+        const auto [a, b] = part(rows_.wanted_count, thread, team_.size());
+        for (int i = a; i < b; ++i) {
+            memcpy(last_x_ + size_t(i) * width_, x_ + size_t(rows_.wanted[i]) * width_, size_t(width_) * 4);
+            memcpy(last_attn_ + size_t(i) * attended_, attn_ + size_t(rows_.wanted[i]) * attended_, size_t(attended_) * 4);
+        }
+        team_.wait();
+    }
+
+    void answer(int thread) {
+        const Plan& p = plan_;
+        const Crew crew{*this, thread, true};
+        if (!p.generates) {
+            const auto [a, b] = part(rows_.wanted_count, thread, team_.size());
+            float* row = own_[thread].row.get();
+            for (int i = a; i < b; ++i) {
+                const float* x = last_x_ + size_t(i) * width_;
+                if (p.final_norm.weight) { norm(p.final_norm, x, row); x = row; }
+                memcpy(out_ + size_t(i) * out_stride_, x, size_t(p.width) * sizeof(float));
+            }
+            return;
+        }
+        for (int a = 0; a < rows_.wanted_count; a += PANEL) {
+            const int count = std::min(PANEL, rows_.wanted_count - a);
+            float* row = own_[thread].row.get();
+            const Operand x = prepared(crew, p.head, count, true, [&](int r) {
+                const float* values = last_x_ + size_t(a + r) * width_;
+                if (!p.final_norm.weight) return values;
+                norm(p.final_norm, values, row);
+                return (const float*)row;
+            });
+            product(crew, p.head, x, count, {out_ + size_t(a) * out_stride_, out_stride_, STORE, 0});
+        }
+    }
+
+    const Plan plan_;
+    Team team_;
+    std::vector<Own> own_;
+    std::vector<Counter> counters_;
+    int width_, attended_, projected_, hidden_, head_;  // padded
+    int group_, splits_, most_inputs_;
+    size_t kv_stride_, cache_bytes_ = 0;
+    void *keys_ = nullptr, *values_ = nullptr;
+    // Of the step in progress
+    Rows rows_;
+    float *out_, *x_, *qkv_, *attn_, *last_x_, *last_attn_, *turns_, *partial_;
+    int out_stride_, longest_, parts_;
+    bool apart_;
+    uint8_t* spoiled_;
+    Room<float> x_room_, qkv_room_, attn_room_, last_x_room_, last_attn_room_, turns_room_, partial_room_, key_room_, value_room_;
+    std::vector<Outcome> outcomes_;
+    std::vector<AttentionTile> tiles_;
+    std::vector<int32_t> own_tables_, own_starts_, sequence_of_;
+};
+
+}  // namespace
+
+#define EXPORT __attribute__((visibility("default")))
+
+extern "C" {
+
+// Sizes that Python's mirror of the structures must have.
+EXPORT int polyhead_sizes(int which) {
+    const size_t sizes[] = {sizeof(Plan), sizeof(Layer), sizeof(Linear), sizeof(Rows)};
+    return int(sizes[which]);
+}
+
+EXPORT void polyhead_pack(const float* const* rows, int outputs, int inputs, int k, int format, void* out, float* scales) {
+    if (format == FLOAT32) pack_float32(rows, outputs, inputs, k, static_cast<float*>(out));
+    else pack_int8(rows, outputs, inputs, k, static_cast<uint8_t*>(out), scales);
+}
+
+// [rows, K] floats times packed weights, on the caller's thread: what a head wants of one matrix.
+EXPORT void polyhead_multiply(const Linear* l, const float* x, int rows, float* out) {
+    Room<float> floats, scales;
+    Room<int8_t> codes;
+    Room<int32_t> sums;
+    const size_t count = size_t(rows) * l->inputs;
+    const Operand operand{floats.of(count), codes.of(count), scales.of(count / GROUP), sums.of(count / FINE), l->inputs};
+    for (int r = 0; r < rows; ++r) prepare(operand, l->format, r, x + size_t(r) * l->inputs);
+    gemm(*l, operand, rows, 0, l->outputs / COLUMNS, {out, l->outputs, STORE, 0});
+}
+
+EXPORT Model* polyhead_open(const Plan* plan, int threads) { return new Model(*plan, threads); }
+EXPORT void polyhead_close(Model* model) { delete model; }
+EXPORT int64_t polyhead_cache_bytes(const Model* model) { return int64_t(model->cache_bytes()); }
+EXPORT void polyhead_give_cache(Model* model, void* keys, void* values) { model->give_cache(keys, values); }
+EXPORT void polyhead_step(Model* model, const Rows* rows, float* out, int out_stride, uint8_t* spoiled) {
+    model->step(*rows, out, out_stride, spoiled);
+}
+}

@@ -1,0 +1,289 @@
+// One register of floats, and what the kernels do with it, for each instruction set.
+//
+// Knows no network.  Which of the branches is compiled is decided by the compiler's flags: the whole library is compiled
+// once for every instruction set (see build.py), so nothing here is chosen at run time.  Sums over the lanes of a
+// register have one fixed order each, hence a result never depends on what is computed beside it.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__AVX512VNNI__)
+#define POLYHEAD_AVX512 1
+#include <immintrin.h>
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#define POLYHEAD_AVX2 1
+#include <immintrin.h>
+#endif
+
+#define INLINE inline __attribute__((always_inline))
+
+using bf16 = uint16_t;  // the upper half of a float
+using fp16 = uint16_t;  // IEEE half precision
+
+// for (int i = 0; i < N; ++i) f(i), with i a constant: arrays indexed by it stay in registers.
+template <class F, int... I>
+INLINE void unrolled_(F& f, std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
+template <int N, class F>
+INLINE void unrolled(F&& f) { unrolled_(f, std::make_integer_sequence<int, N>{}); }
+#define UNROLL(N, i, ...) unrolled<N>([&](auto i) __attribute__((always_inline)) { __VA_ARGS__; })
+
+INLINE float widen(bf16 x) { uint32_t bits = uint32_t(x) << 16; float out; memcpy(&out, &bits, 4); return out; }
+INLINE bf16 narrow(float x) {  // to the nearest, ties to even; a NaN stays one
+    uint32_t bits; memcpy(&bits, &x, 4);
+    if (x != x) return bf16(bits >> 16 | 0x40);
+    return bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+#if defined(POLYHEAD_AVX512)
+
+constexpr int LANES = 16;
+using Floats = __m512;
+using Ints = __m512i;
+
+INLINE Floats zero() { return _mm512_setzero_ps(); }
+INLINE Floats all(float x) { return _mm512_set1_ps(x); }
+INLINE Floats load(const float* p) { return _mm512_loadu_ps(p); }
+INLINE void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
+INLINE Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
+INLINE Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
+INLINE Floats quotient(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+INLINE Floats largest(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+INLINE Floats least(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+INLINE Floats magnitude(Floats a) { return _mm512_abs_ps(a); }
+INLINE Floats nearest(Floats a) { return _mm512_roundscale_ps(a, 8); }
+INLINE Floats power2(Floats n) { return _mm512_scalef_ps(_mm512_set1_ps(1.f), n); }  // of whole numbers
+INLINE Floats signed_as(Floats a, Floats sign) {
+    return _mm512_or_ps(a, _mm512_and_ps(sign, _mm512_set1_ps(-0.f)));
+}
+INLINE float sum(Floats a) { return _mm512_reduce_add_ps(a); }
+INLINE float highest(Floats a) { return _mm512_reduce_max_ps(a); }
+INLINE bool is_nan(Floats a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
+INLINE Floats first(Floats a, int n, float rest) {  // the first n lanes of a
+    return _mm512_mask_mov_ps(_mm512_set1_ps(rest), __mmask16((1u << n) - 1), a);
+}
+INLINE Floats past(Floats a, int n, float rest) {  // a without its first n lanes
+    return _mm512_mask_mov_ps(_mm512_set1_ps(rest), __mmask16(~((1u << n) - 1)), a);
+}
+// Pairs that lie side by side as bf16: the first of each pair in `a`, the second in `b`.
+INLINE void load_pairs(const bf16* p, Floats& a, Floats& b) {
+    __m512i x = _mm512_loadu_si512(p);
+    a = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
+    b = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))));
+}
+INLINE Floats load_halves(const fp16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
+
+INLINE Ints all_ints(int x) { return _mm512_set1_epi32(x); }
+INLINE Ints load_codes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE Ints low_codes(Ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+INLINE Ints high_codes(Ints x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+INLINE Ints add_ints(Ints a, Ints b) { return _mm512_add_epi32(a, b); }
+INLINE Floats to_floats(Ints a) { return _mm512_cvtepi32_ps(a); }
+// Four products of an unsigned and a signed byte to each lane.  As assembler: gcc 12 spills the intrinsic's accumulators.
+struct Four { Ints x; };
+INLINE Four four(const int8_t* p) { int x; memcpy(&x, p, 4); return {_mm512_set1_epi32(x)}; }
+INLINE Ints dot(Ints sum, Ints codes, Four x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x.x));
+    return sum;
+}
+// The nearest whole numbers as signed bytes, and their sum to each lane of `sum`.
+INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
+    Ints n = _mm512_cvtps_epi32(x);
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(n));
+    sum = _mm512_add_epi32(sum, n);
+}
+INLINE int sum_ints(Ints a) { return _mm512_reduce_add_epi32(a); }
+
+#elif defined(POLYHEAD_AVX2)
+
+constexpr int LANES = 8;
+using Floats = __m256;
+using Ints = __m256i;
+
+INLINE Floats zero() { return _mm256_setzero_ps(); }
+INLINE Floats all(float x) { return _mm256_set1_ps(x); }
+INLINE Floats load(const float* p) { return _mm256_loadu_ps(p); }
+INLINE void store(float* p, Floats x) { _mm256_storeu_ps(p, x); }
+INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
+INLINE Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
+INLINE Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
+INLINE Floats quotient(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE Floats largest(Floats a, Floats b) { return _mm256_max_ps(a, b); }
+INLINE Floats least(Floats a, Floats b) { return _mm256_min_ps(a, b); }
+INLINE Floats magnitude(Floats a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
+INLINE Floats nearest(Floats a) { return _mm256_round_ps(a, 8); }
+INLINE Floats power2(Floats n) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+}
+INLINE Floats signed_as(Floats a, Floats sign) { return _mm256_or_ps(a, _mm256_and_ps(sign, _mm256_set1_ps(-0.f))); }
+INLINE float sum(Floats a) {
+    __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+INLINE float highest(Floats a) {
+    __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    x = _mm_max_ps(x, _mm_movehl_ps(x, x));
+    return _mm_cvtss_f32(_mm_max_ss(x, _mm_movehdup_ps(x)));
+}
+INLINE bool is_nan(Floats a) { return _mm256_movemask_ps(_mm256_cmp_ps(a, a, _CMP_UNORD_Q)); }
+INLINE __m256 below(int n) {
+    return _mm256_castsi256_ps(_mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)));
+}
+INLINE Floats first(Floats a, int n, float rest) { return _mm256_blendv_ps(_mm256_set1_ps(rest), a, below(n)); }
+INLINE Floats past(Floats a, int n, float rest) { return _mm256_blendv_ps(a, _mm256_set1_ps(rest), below(n)); }
+INLINE void load_pairs(const bf16* p, Floats& a, Floats& b) {
+    __m256i x = _mm256_loadu_si256((const __m256i*)p);
+    a = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
+    b = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int(0xffff0000))));
+}
+INLINE Floats load_halves(const fp16* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
+
+INLINE Ints all_ints(int x) { return _mm256_set1_epi32(x); }
+INLINE Ints load_codes(const uint8_t* p) { return _mm256_loadu_si256((const __m256i*)p); }
+INLINE Ints low_codes(Ints x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+INLINE Ints high_codes(Ints x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4), _mm256_set1_epi8(15)); }
+INLINE Ints add_ints(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
+INLINE Floats to_floats(Ints a) { return _mm256_cvtepi32_ps(a); }
+#if defined(__AVXVNNI__)
+struct Four { Ints x; };
+INLINE Four four(const int8_t* p) { int x; memcpy(&x, p, 4); return {_mm256_set1_epi32(x)}; }
+INLINE Ints dot(Ints sum, Ints codes, Four x) {
+    asm("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(codes), "x"(x.x));
+    return sum;
+}
+#else
+// vpmaddubsw would saturate: bytes are widened, the even and the odd ones apart.
+struct Four { Ints even, odd; };
+INLINE Four four(const int8_t* p) {
+    int x; memcpy(&x, p, 4);
+    Ints both = _mm256_set1_epi32(x);
+    return {_mm256_srai_epi16(_mm256_slli_epi16(both, 8), 8), _mm256_srai_epi16(both, 8)};
+}
+INLINE Ints dot(Ints sum, Ints codes, Four x) {
+    Ints even = _mm256_and_si256(codes, _mm256_set1_epi16(255)), odd = _mm256_srli_epi16(codes, 8);
+    sum = _mm256_add_epi32(sum, _mm256_madd_epi16(even, x.even));
+    return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, x.odd));
+}
+#endif
+INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
+    Ints n = _mm256_cvtps_epi32(x);
+    __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
+    _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+    sum = _mm256_add_epi32(sum, n);
+}
+INLINE int sum_ints(Ints a) {
+    __m128i x = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
+}
+
+#else  // any processor: four lanes, as the compiler will have them
+
+constexpr int LANES = 4;
+using Floats = float __attribute__((vector_size(16)));
+using Ints = int32_t __attribute__((vector_size(16)));
+
+INLINE Floats zero() { return Floats{}; }
+INLINE Floats all(float x) { return Floats{x, x, x, x}; }
+INLINE Floats load(const float* p) { Floats x; memcpy(&x, p, sizeof x); return x; }
+INLINE void store(float* p, Floats x) { memcpy(p, &x, sizeof x); }
+INLINE Floats add(Floats a, Floats b) { return a + b; }
+INLINE Floats sub(Floats a, Floats b) { return a - b; }
+INLINE Floats mul(Floats a, Floats b) { return a * b; }
+INLINE Floats quotient(Floats a, Floats b) { return a / b; }
+INLINE Floats fma(Floats a, Floats b, Floats c) { return a * b + c; }
+INLINE Floats largest(Floats a, Floats b) { return a > b ? a : b; }
+INLINE Floats least(Floats a, Floats b) { return a < b ? a : b; }
+INLINE Floats magnitude(Floats a) { return Floats(Ints(a) & 0x7fffffff); }
+INLINE Floats nearest(Floats a) { for (int i = 0; i < LANES; ++i) a[i] = std::nearbyintf(a[i]); return a; }
+INLINE Floats power2(Floats n) { return Floats((__builtin_convertvector(n, Ints) + 127) << 23); }
+INLINE Floats signed_as(Floats a, Floats sign) { return Floats(Ints(a) | (Ints(sign) & int(0x80000000))); }
+INLINE float sum(Floats a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+INLINE float highest(Floats a) {
+    float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
+    return x > y ? x : y;
+}
+INLINE bool is_nan(Floats a) { return a[0] != a[0] || a[1] != a[1] || a[2] != a[2] || a[3] != a[3]; }
+INLINE Floats first(Floats a, int n, float rest) { for (int i = n; i < LANES; ++i) a[i] = rest; return a; }
+INLINE Floats past(Floats a, int n, float rest) { for (int i = 0; i < n && i < LANES; ++i) a[i] = rest; return a; }
+INLINE void load_pairs(const bf16* p, Floats& a, Floats& b) {
+    for (int i = 0; i < LANES; ++i) { a[i] = widen(p[2 * i]); b[i] = widen(p[2 * i + 1]); }
+}
+INLINE Floats load_halves(const fp16* p) {
+    Floats out;
+    for (int i = 0; i < LANES; ++i) {  // a half's exponent is widened by a product, subnormal numbers included
+        uint32_t bits = uint32_t(p[i] & 0x7fff) << 13;
+        float x; memcpy(&x, &bits, 4);
+        x *= 0x1p112f;
+        out[i] = p[i] & 0x8000 ? -x : x;
+    }
+    return out;
+}
+
+INLINE Ints all_ints(int x) { return Ints{x, x, x, x}; }
+INLINE Ints load_codes(const uint8_t* p) { Ints x; memcpy(&x, p, sizeof x); return x; }
+INLINE Ints low_codes(Ints x) { return x & 0x0f0f0f0f; }
+INLINE Ints high_codes(Ints x) { return x >> 4 & 0x0f0f0f0f; }
+INLINE Ints add_ints(Ints a, Ints b) { return a + b; }
+INLINE Floats to_floats(Ints a) { return __builtin_convertvector(a, Floats); }
+struct Four { int x[4]; };
+INLINE Four four(const int8_t* p) { return {{p[0], p[1], p[2], p[3]}}; }
+INLINE Ints dot(Ints sum, Ints codes, Four x) {
+    return sum + (codes & 255) * x.x[0] + (codes >> 8 & 255) * x.x[1] + (codes >> 16 & 255) * x.x[2] +
+           (codes >> 24 & 255) * x.x[3];
+}
+INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
+    for (int i = 0; i < LANES; ++i) {
+        int n = int(std::nearbyintf(x[i]));
+        p[i] = int8_t(n < -128 ? -128 : n > 127 ? 127 : n);
+        sum[i] += n;
+    }
+}
+INLINE int sum_ints(Ints a) { return a[0] + a[1] + a[2] + a[3]; }
+
+#endif
+
+// Pairs that lie apart as floats: two registers `stride` apart.
+INLINE void load_pairs(const float* p, int stride, Floats& a, Floats& b) { a = load(p); b = load(p + stride); }
+
+// e^x (Cephes): relative error below 2e-7; x is brought into -87 .. 88, a NaN stays one.
+INLINE Floats exponential(Floats x) {
+    x = largest(all(-87.f), least(all(88.f), x));
+    Floats n = nearest(mul(x, all(1.44269504f)));
+    Floats r = fma(n, all(-0.693359375f), x);
+    r = fma(n, all(2.12194440e-4f), r);
+    Floats p = all(1.9875691500e-4f);
+    p = fma(p, r, all(1.3981999507e-3f));
+    p = fma(p, r, all(8.3334519073e-3f));
+    p = fma(p, r, all(4.1665795894e-2f));
+    p = fma(p, r, all(1.6666665459e-1f));
+    p = fma(p, r, all(5.0000001201e-1f));
+    p = fma(p, mul(r, r), add(r, all(1.f)));
+    return mul(p, power2(n));
+}
+INLINE Floats silu(Floats x) { return quotient(x, add(all(1.f), exponential(sub(zero(), x)))); }
+INLINE Floats relu(Floats x) { return largest(zero(), x); }
+// x * Phi(x), the error function by Abramowitz and Stegun 7.1.26: absolute error below 2e-7.
+INLINE Floats gelu(Floats x) {
+    Floats z = mul(x, all(0.70710678f)), a = magnitude(z);
+    Floats t = quotient(all(1.f), fma(a, all(0.3275911f), all(1.f)));
+    Floats p = all(1.061405429f);
+    p = fma(p, t, all(-1.453152027f));
+    p = fma(p, t, all(1.421413741f));
+    p = fma(p, t, all(-0.284496736f));
+    p = mul(fma(p, t, all(0.254829592f)), t);
+    Floats erf = sub(all(1.f), mul(p, exponential(sub(zero(), mul(a, a)))));
+    return mul(mul(x, all(.5f)), add(all(1.f), signed_as(erf, z)));
+}
+// 0.5 x (1 + tanh(u)) = x / (1 + e^(-2u)), u = sqrt(2 / pi) (x + 0.044715 x^3).
+INLINE Floats gelu_tanh(Floats x) {
+    Floats u = mul(mul(x, all(0.7978845608f)), fma(mul(x, x), all(0.044715f), all(1.f)));
+    return quotient(x, add(all(1.f), exponential(mul(u, all(-2.f)))));
+}
