@@ -12,6 +12,10 @@ ARG PIP_ARGS=
 ARG EXTRAS=hub
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /source
+# The compiled step wants a compiler here and none later.  Without one the image is complete, and slower.
+RUN command -v c++ >/dev/null \
+    || { apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*; } \
+    || echo "no C++ compiler: torch will compute"
 RUN python3 -m venv /opt/polyhead
 # Torch is ten times the rest and changes least, so it has a layer of its own.
 COPY constraints.txt ./

@@ -101,14 +101,18 @@ class Transformer(nn.Module):
         self.rotaries = nn.ModuleList(build_rotary(config, windowed) for windowed in kinds if rotary)
 
     def forward(self, batch: Ragged) -> Tensor:
+        x, frame = self.open(batch)
+        for block in self.blocks:
+            x = block(x, frame)
+        out: Tensor = self.final_norm(x)
+        return out
+
+    def open(self, batch: Ragged) -> tuple[Tensor, Frame]:
+        """What the first block is given: embeddings [T, W], and what all blocks share."""
         x = self.tokens(batch.tokens)
         if self.config.embedding_scale != 1.0:
             x = x * self.config.embedding_scale
         if self.segments is not None:
             x = x + (self.segments.weight[0] if batch.segments is None else self.segments(batch.segments))
         x = self.embedding_norm(self.position(x, batch.positions))
-        frame = Frame.of(batch, self.config, list(self.rotaries), x.dtype)  # type: ignore[arg-type]
-        for block in self.blocks:
-            x = block(x, frame)
-        out: Tensor = self.final_norm(x)
-        return out
+        return x, Frame.of(batch, self.config, list(self.rotaries), x.dtype)  # type: ignore[arg-type]

@@ -8,14 +8,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 from models.checkpoint.description import Description
 from models.checkpoint.estimate import Size, size
 from models.config import ModelConfig
+from models.native import estimate as native
+from models.native.plan import Precision
 from models.workspace import Largest, block_bytes, forward_bytes, gathered_bytes, proof_bytes
 from service.engine.sampler import drawing_bytes
 from service.errors import NoRoom
-from service.place import placed
+from service.place import Place, placed
 from service.settings import Settings
 
 CACHE_TOKENS = 16_384  # of a generator on a CPU, unless its context is longer or memory scarce
@@ -69,24 +72,58 @@ class Need:
 
 def need(model: Sized, settings: Settings, blocks: int) -> Need:
     """Of a model with a cache of so many blocks."""
-    place, config = placed(settings), model.config
-    block = block_bytes(config, settings.block_size, place.dtype) if model.generates else 0
+    place = placed(settings)
     largest = largest_step(model, settings, blocks)
-    kept, computing = gathered_bytes(config, place.dtype, largest), forward_bytes(config, place.dtype, largest)
-    if model.generates:
-        before = 0 if place.dtype.itemsize == 4 else place.dtype.itemsize  # the logits are float32
-        drawing = drawing_bytes(min(largest.sequences, largest.rows), config.vocab_size, before)
-        computing = max(computing, drawing)
-    proof = proof_bytes(config, place.dtype, model.generates) if settings.deterministic else 0
+    taken = native_parts(model, place, largest) if place.instructions else torch_parts(model, settings, largest)
     return Need(
         name=model.name,
-        weights=model.size.weights(place.dtype),
-        cache=blocks * block,
-        workspace=model.size.tokenizer + kept + computing,
-        loading=model.size.tokenizer + max(model.size.passing(place.dtype), proof),
+        weights=taken.weights,
+        cache=blocks * taken.block if model.generates else 0,
+        workspace=model.size.tokenizer + taken.computing,
+        loading=model.size.tokenizer + taken.loading,
         blocks=blocks,
         block_size=settings.block_size,
     )
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Bytes of weights, of a block of the cache, of the largest step, and of what stands beside weights at load."""
+
+    weights: int
+    block: int
+    computing: int
+    loading: int
+
+
+def torch_parts(model: Sized, settings: Settings, largest: Largest) -> Parts:
+    config, dtype = model.config, placed(settings).dtype
+    computing = forward_bytes(config, dtype, largest)
+    if model.generates:
+        before = 0 if dtype.itemsize == 4 else dtype.itemsize  # the logits are float32
+        computing = max(computing, drawn_bytes(model, largest, before))
+    proof = proof_bytes(config, dtype, model.generates) if settings.deterministic else 0
+    return Parts(
+        model.size.weights(dtype),
+        block_bytes(config, settings.block_size, dtype),
+        computing + gathered_bytes(config, dtype, largest),
+        max(model.size.passing(dtype), proof),
+    )
+
+
+def native_parts(model: Sized, place: Place, largest: Largest) -> Parts:
+    config, precision = model.config, cast(Precision, place.precision)
+    computing = native.workspace_bytes(config, largest, place.threads, model.generates)
+    if model.generates:
+        computing += drawn_bytes(model, largest, 0)
+    kept, read = native.weight_bytes(config, precision, model.generates), model.size.weights(place.dtype)
+    table = config.vocab_size * config.width * place.dtype.itemsize  # let go of last; blocks are as they are packed
+    loading = max(read - kept, 0) + table + model.size.passing(place.dtype)
+    return Parts(kept, native.block_bytes(config, precision), computing, loading)
+
+
+def drawn_bytes(model: Sized, largest: Largest, before: int) -> int:
+    return drawing_bytes(min(largest.sequences, largest.rows), model.config.vocab_size, before)
 
 
 def largest_step(model: Sized, settings: Settings, blocks: int) -> Largest:
@@ -177,8 +214,10 @@ class Budget:
         for name, (low, high) in ranges.items():
             if low < high and self._fits(model, name, low):
                 ways.append((name, highest(low, high, partial(self._fits, model, name))))
-        if placed(settings).dtype.itemsize > 2 and self._fits(model, "precision", "bfloat16"):
-            ways.append(("precision", "bfloat16"))
+        place = placed(settings)
+        smaller = "int8" if place.instructions else "bfloat16"
+        if place.precision == "float32" and self._fits(model, "precision", smaller):
+            ways.append(("precision", smaller))
         return ways
 
     def _fits(self, model: Sized, setting: str, value: object) -> bool:

@@ -158,7 +158,7 @@ def train(
 def verify_determinism(
     source: Annotated[str, typer.Argument(help="A checkpoint, as for serve.", show_default=False)],
     deterministic: Annotated[bool, typer.Option(help="In the mode that promises equal answers.")] = True,
-    precision: Annotated[str, typer.Option(help="auto, float32 or bfloat16.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or int8.")] = "auto",
     count: Annotated[int, typer.Option(min=2, help="Prompts made up of random tokens.")] = 200,
     prompts: Annotated[Path | None, typer.Option(help="A file of prompts instead, one a line.")] = None,
 ) -> None:
@@ -169,11 +169,12 @@ def verify_determinism(
     from models.errors import ModelError
     from service import determinism
 
-    chosen = {"models": {"verified": source}, "deterministic": deterministic, "precision": precision}
+    chosen = {"deterministic": deterministic, "precision": precision}
     try:
-        loaded = determinism.opened(settings.read(chosen))
+        asked = settings.read({"models": {"verified": source}, **chosen})
+        loaded = determinism.opened(asked)
         requests = determinism.from_file(loaded, prompts) if prompts else determinism.made_up(loaded, count)
-        verdicts = determinism.verify(loaded, requests, say_progress)
+        verdicts = determinism.verify(loaded, asked, requests, say_progress)
     except settings.SettingsError as error:
         raise fail(error, 2) from None
     except ModelError as error:

@@ -16,23 +16,22 @@ import torch
 
 from models.checkpoint import Checkpoint, load
 from models.errors import ModelError
+from models.executor import Executor
 from models.heads import LanguageHead
-from models.invariant import make_invariant
-from models.torch_executor import TorchExecutor
 from service.engine.encoder import Encoder, Head
 from service.engine.generator import Generator
 from service.engine.worker import StepReport, Worker
-from service.machine import compute_threads
+from service.executors import executor_of, prepare
 from service.place import placed
 from service.request import Done, Encode, Encoded, Event, Failed, Generate, Request, Sampling, Token
 from service.settings import Settings
 
-BLOCK, SMALL_BLOCK = 16, 4  # tokens in a block of the cache; of a small cache, which answers outgrow more often
+SMALL_BLOCK = 4  # tokens in a block of a small cache, which answers outgrow more often
 SMALLEST, LARGEST = 2, 32  # requests at once
 USUAL, LONG = 40, 320  # tokens of most prompts, and of every 25th, at most
 EVERY = 25
 SHARE = 6  # of a small cache in what the largest batch would fill
-ANSWER = 8  # tokens of an answer, at most
+ANSWER, LONG_ANSWER = 8, 40  # tokens of most answers, at most, and of every fourth, which outgrow several blocks
 LIKELIEST = 5  # alternatives whose probabilities are compared too
 WAYS = (
     Sampling(temperature=0),
@@ -79,16 +78,15 @@ class Verdict:
 def opened(settings: Settings) -> Checkpoint:
     """The first model of the settings, as a server would load it, in this thread."""
     place = placed(settings)
-    torch.set_num_threads(settings.threads or compute_threads())
+    torch.set_num_threads(place.torch_threads)
     loaded = load(next(iter(settings.models.values())), dtype=place.dtype, device=place.device)
-    if settings.deterministic:
-        make_invariant(loaded.network, loaded.head)
+    prepare(loaded, settings)
     return loaded
 
 
-def verify(loaded: Checkpoint, requests: Sequence[Request], told: Told) -> list[Verdict]:
+def verify(loaded: Checkpoint, settings: Settings, requests: Sequence[Request], told: Told) -> list[Verdict]:
     """One verdict a condition; `told` hears of the condition, of requests answered and of all there are."""
-    first, *others = conditions(loaded, requests)
+    first, *others = conditions(loaded, settings, requests)
     alone, _ = answered(first, requests, told)
     return [judged(condition, alone, *answered(condition, requests, told)) for condition in others]
 
@@ -167,20 +165,22 @@ def asked(worker: Worker, requests: Sequence[Request]) -> tuple[list[Question], 
     return questions, reports
 
 
-def conditions(loaded: Checkpoint, requests: Sequence[Request]) -> list[Condition]:
+def conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> list[Condition]:
     """The first is that of being alone."""
     generator = isinstance(loaded.head, LanguageHead)
-    return list((generating if generator else encoding)(loaded, requests))
+    return list((generating if generator else encoding)(loaded, settings, requests))
 
 
-def generating(loaded: Checkpoint, requests: Sequence[Request]) -> Iterator[Condition]:
+def generating(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
     needs = [len(request.tokens) + request.max_tokens for request in requests if isinstance(request, Generate)]
     waves = batches(len(needs))
-    roomy = cache(loaded, sum(math.ceil(need / BLOCK) for need in needs), BLOCK)
+    size = settings.block_size
+    roomy = executor_of(loaded, settings, sum(math.ceil(need / size) for need in needs))
     most = max(sum(needs[number] for number in wave) for wave in waves)
-    tight = cache(loaded, math.ceil(max(*needs, most // SHARE) / SMALL_BLOCK), SMALL_BLOCK)
+    small = settings if placed(settings).instructions else settings.model_copy(update={"block_size": SMALL_BLOCK})
+    tight = executor_of(loaded, small, math.ceil(max(*needs, most // SHARE) / small.block_size))
 
-    def worker(executor: TorchExecutor = roomy, **budgets: int) -> Callable[[], Worker]:
+    def worker(executor: Executor = roomy, **budgets: int) -> Callable[[], Worker]:
         return lambda: Generator(executor, model="verified", **budgets)
 
     kept = worker()()  # finds what it has computed before
@@ -191,13 +191,8 @@ def generating(loaded: Checkpoint, requests: Sequence[Request]) -> Iterator[Cond
     yield Condition("preempted in a small cache", waves, worker(tight), preempted)
 
 
-def cache(loaded: Checkpoint, blocks: int, size: int) -> TorchExecutor:
-    assert isinstance(loaded.head, LanguageHead)
-    return TorchExecutor(loaded.network, loaded.head, block_count=blocks, block_size=size)
-
-
-def encoding(loaded: Checkpoint, requests: Sequence[Request]) -> Iterator[Condition]:
-    executor, head = TorchExecutor(loaded.network), cast(Head, loaded.head)
+def encoding(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
+    executor, head = executor_of(loaded, settings), cast(Head, loaded.head)
 
     def worker(**budgets: int) -> Callable[[], Worker]:
         return lambda: Encoder(executor, head, model="verified", task=loaded.task, **budgets)
@@ -233,15 +228,15 @@ def batches(count: int) -> list[list[int]]:
     return waves
 
 
-def made_up(loaded: Checkpoint, count: int, answer: int = ANSWER) -> list[Request]:
+def made_up(loaded: Checkpoint, count: int) -> list[Request]:
     """Prompts or texts of random tokens and lengths; to be continued greedily and in three seeded ways."""
     choice = Random(0)
-    room = loaded.max_tokens - answer
+    room = loaded.max_tokens - ANSWER
     made = []
     for number in range(count):
         length = choice.randint(1, max(1, min(USUAL if number % EVERY else LONG, room)))
         tokens = tuple(choice.randrange(loaded.config.vocab_size) for _ in range(length))
-        made.append(request_of(loaded, number, tokens, answer))
+        made.append(request_of(loaded, number, tokens))
     return made
 
 
@@ -258,15 +253,16 @@ def from_file(loaded: Checkpoint, path: Path) -> list[Request]:
     for number, tokens in enumerate(encoded):
         if not 0 < len(tokens) <= room:
             raise ModelError(f"{path}: prompt {number + 1} has {len(tokens)} tokens; 1 to {room} are wanted")
-    return [request_of(loaded, number, tokens, ANSWER) for number, tokens in enumerate(encoded)]
+    return [request_of(loaded, number, tokens) for number, tokens in enumerate(encoded)]
 
 
-def request_of(loaded: Checkpoint, number: int, tokens: tuple[int, ...], answer: int) -> Request:
+def request_of(loaded: Checkpoint, number: int, tokens: tuple[int, ...]) -> Request:
     if loaded.task != "generate":
         halves = (len(tokens) // 2, len(tokens) - len(tokens) // 2)
         pair = (0,) * halves[0] + (1,) * halves[1] if loaded.config.segments > 1 and number % 3 == 0 else ()
         return Encode(str(number), tokens, segments=pair)
     way = WAYS[number % len(WAYS)]
+    answer = min(ANSWER if number % 4 else LONG_ANSWER, loaded.max_tokens - len(tokens))
     sampling = Sampling(way.temperature, way.top_k, way.top_p, way.min_p, seed=number)
     return Generate(str(number), tokens, answer, loaded.stop_tokens, sampling, logprobs=LIKELIEST)
 

@@ -13,21 +13,23 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
+from torch import nn
+
 from models import checkpoint
 from models.checkpoint import Checkpoint
 from models.checkpoint.description import Description
 from models.executor import Executor
 from models.heads import LanguageHead
-from models.invariant import make_invariant
-from models.torch_executor import TorchExecutor
+from models.native.plan import hollow
 from service import machine
 from service.budget import Budget, Need, Sized, sized
 from service.engine.encoder import Encoder, Head
 from service.engine.engine import Engine, Failure, attempt, settle
 from service.engine.generator import Generator
 from service.engine.worker import Worker
+from service.executors import executor_of, prepare
 from service.model import Model
-from service.place import placed
+from service.place import Place, placed, unable
 from service.settings import Settings
 
 HOLD_S = 0.02  # how long the engine's thread reads before the others have a turn
@@ -62,6 +64,9 @@ class Loader:
     def __init__(self, engine: Engine, settings: Settings, executed: Executed) -> None:
         self._engine, self._settings, self._executed = engine, settings, executed
         self._place = placed(settings)
+        if not self._place.instructions:
+            gpu = self._place.device.type == "cuda"
+            log.info("torch computes, not the compiled step: %s", unable(settings, self._place.precision, gpu))
         limit = settings.memory_mib << 20 or machine.spendable_memory(self._place.device)
         self.budget = Budget(limit, settings)
 
@@ -89,10 +94,11 @@ class Loader:
             await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
             self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
-        served = Served(model_of(need, loaded), worker, need)
-        warm, size = time.perf_counter() - read, loaded.weight_bytes / 2**20
-        told = (need.name, loaded.family, loaded.task, size, read - began, warm)
-        log.info("%s is ready: %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *told)
+        served = Served(model_of(need, loaded, self._place), worker, need)
+        warm, size = time.perf_counter() - read, need.weights / 2**20
+        how = f"{self._place.precision} by {self._place.executor}"
+        told = (need.name, loaded.family, loaded.task, how, size, read - began, warm)
+        log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *told)
         return served
 
     async def retire(self, served: Served, drain_s: float) -> None:
@@ -121,16 +127,17 @@ class Loader:
         )
 
     def _employ(self, need: Need, loaded: Checkpoint) -> Worker:
-        settings = self._settings
-        if settings.deterministic:
-            make_invariant(loaded.network, loaded.head, self._engine.breathe)
+        settings, breathe = self._settings, self._engine.breathe
+
+        def packed(part: nn.Module) -> None:
+            hollow(part)
+            breathe()
+
+        prepare(loaded, settings, breathe)
+        executor = self._executed(executor_of(loaded, settings, need.blocks, packed))
         if not isinstance(loaded.head, LanguageHead):
-            executor = self._executed(TorchExecutor(loaded.network))
             head, tokens = cast(Head, loaded.head), settings.encoder_step_tokens
             return Encoder(executor, head, model=need.name, task=loaded.task, token_budget=tokens)
-        executor = self._executed(
-            TorchExecutor(loaded.network, loaded.head, block_count=need.blocks, block_size=need.block_size)
-        )
         return Generator(
             executor,
             model=need.name,
@@ -140,7 +147,7 @@ class Loader:
         )
 
 
-def model_of(need: Need, loaded: Checkpoint) -> Model:
+def model_of(need: Need, loaded: Checkpoint, place: Place) -> Model:
     """What is served: no longer texts than the cache holds."""
     model = Model(
         name=need.name,
@@ -150,7 +157,8 @@ def model_of(need: Need, loaded: Checkpoint) -> Model:
         max_tokens=loaded.max_tokens,
         vocab_size=loaded.config.vocab_size,
         width=loaded.config.width,
-        dtype=loaded.dtype,
+        dtype=place.precision,
+        executor=place.executor,
         source=loaded.source,
         created=int(time.time()),
         tokenizer=loaded.tokenizer,

@@ -69,6 +69,8 @@ class Described(Protocol):
 
     @property
     def dtype(self) -> str: ...
+    @property
+    def executor(self) -> str: ...
 
 
 class Metrics:
@@ -140,7 +142,9 @@ class Metrics:
         self._prefix = self._counter("prefix_cached_tokens", "Prompt tokens found in the cache.", *LABELS)
 
     def _declare_models(self) -> None:
-        self._info = self._gauge("model_info", "A served model; always 1.", "model", "task", "family", "dtype")
+        self._info = self._gauge(
+            "model_info", "A served model; always 1.", "model", "task", "family", "dtype", "executor"
+        )
         self._ready = self._gauge("model_ready", "1 if the model is loaded and warm.", "model")
 
     def step(self, report: StepReport) -> None:
@@ -221,7 +225,7 @@ class Metrics:
         labels = (model.name, model.task)
         self._forget(model.name)
         self._models.add(model.name)
-        self._described[model.name] = (*labels, model.family, model.dtype)
+        self._described[model.name] = (*labels, model.family, model.dtype, model.executor)
         self._info.labels(*self._described[model.name]).set(1)
         self._ready.labels(model.name).set(1)
         for outcome in ("done", "failed", "aborted", "expired"):

@@ -26,6 +26,7 @@ class Model:
     vocab_size: int
     width: int
     dtype: str
+    executor: str
     source: str
     created: int
     tokenizer: Tokenizer

@@ -1,28 +1,71 @@
-"""Where networks run and in what format: what the settings ask for, as far as there is such a device.
+"""Where networks run, in what format, and by what: what the settings ask for, as far as this machine has it.
 
 Knows nothing of models.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
+from models.native.library import runnable
+from service.machine import compute_threads
 from service.settings import Settings, SettingsError
+
+Precision = Literal["float32", "bfloat16", "int8"]
+NATIVE_BLOCK = 16  # tokens: how the compiled step lays out its cache
 
 
 @dataclass(frozen=True)
 class Place:
-    """A device and the format of weights and arithmetic on it."""
+    """A device and the format of weights and arithmetic on it.
+
+    `instructions` are those of the compiled step (models.native); empty: torch computes.  `dtype` is what weights are
+    read as.
+    """
 
     device: torch.device
-    dtype: torch.dtype
+    precision: Precision
+    threads: int
+    instructions: str = ""
+
+    @property
+    def executor(self) -> str:
+        return f"native-{self.instructions}" if self.instructions else "torch"
+
+    @property
+    def torch_threads(self) -> int:
+        """One beside the compiled step, whose threads are its own: two pools on the same cores stall each other."""
+        return 1 if self.instructions else self.threads
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
 
 
 def placed(settings: Settings) -> Place:
-    """Raises SettingsError if a GPU is asked for and there is none."""
+    """Raises SettingsError if a GPU is asked for and there is none, or what only the compiled step can do."""
     present = torch.cuda.is_available()
     if settings.device == "cuda" and not present:
         raise SettingsError("device: cuda is asked for and torch finds no GPU here; use auto or cpu")
     gpu = present and settings.device != "cpu"
-    wanted = settings.precision if settings.precision != "auto" else ("bfloat16" if gpu else "float32")
-    return Place(torch.device("cuda" if gpu else "cpu"), {"float32": torch.float32, "bfloat16": torch.bfloat16}[wanted])
+    precision: Precision = settings.precision if settings.precision != "auto" else ("bfloat16" if gpu else "float32")
+    hindrance = unable(settings, precision, gpu)
+    if hindrance and (settings.executor == "native" or precision == "int8"):
+        wanted = "executor: native" if settings.executor == "native" else "precision: int8"
+        raise SettingsError(f"{wanted} is asked for and the compiled step cannot be used: {hindrance}")
+    threads = settings.threads or compute_threads()
+    return Place(torch.device("cuda" if gpu else "cpu"), precision, threads, "" if hindrance else runnable()[0])
+
+
+def unable(settings: Settings, precision: Precision, gpu: bool) -> str:
+    """Why the compiled step is not used; empty if it is."""
+    if settings.executor == "torch":
+        return "executor is set to torch"
+    if gpu:
+        return "it runs on a CPU, and networks run on the GPU here"
+    if precision == "bfloat16":
+        return "it computes in float32 or int8, not in bfloat16"
+    if settings.block_size != NATIVE_BLOCK:
+        return f"its cache has blocks of {NATIVE_BLOCK} tokens, and block_size is {settings.block_size}"
+    return "" if runnable() else "it was not compiled when polyhead was installed, for want of a C++ compiler"

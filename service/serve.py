@@ -34,7 +34,7 @@ from service.api.security import client_keys
 from service.api.server import Server
 from service.engine.engine import Engine
 from service.loader import Executed
-from service.machine import compute_threads, keep_low
+from service.machine import keep_low
 from service.metrics import Metrics
 from service.place import placed
 from service.registry import Registry
@@ -95,7 +95,8 @@ def share_the_interpreter() -> None:
 def assemble(settings: Settings, settled: Callable[[Registry], None], executed: Executed = unchanged) -> FastAPI:
     """The application, its engine and its models; `settled` hears when every model is ready or broken."""
     metrics = Metrics(settings.models)
-    engine = Engine(metrics, name=placed(settings).device.type, threads=settings.threads or compute_threads())
+    place = placed(settings)
+    engine = Engine(metrics, name=place.device.type, threads=place.torch_threads)
     registry = Registry(engine, settings, told=metrics, executed=executed)
     text = Text(threads=settings.tokenizer_threads, batch_limit=settings.max_batch_texts, tokenised=metrics.tokenised)
     bounds = Bounds(settings.max_requests, settings.max_tokens_in_flight, settings.key_share)

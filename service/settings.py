@@ -59,7 +59,10 @@ class Settings(BaseSettings):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where networks run; auto: a GPU if there is one."
     )
-    precision: Literal["auto", "float32", "bfloat16"] = Field(
+    executor: Literal["auto", "native", "torch"] = Field(
+        "auto", description="What computes a network; auto: on a CPU the compiled step, where it can, else torch."
+    )
+    precision: Literal["auto", "float32", "bfloat16", "int8"] = Field(
         "auto", description="Format of weights and arithmetic; auto: float32 on a CPU, bfloat16 on a GPU."
     )
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: as many as the machine has cores to give.")

@@ -12,12 +12,13 @@ from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
 from models.executor import Executor, Rows
+from models.native.executor import NativeExecutor
 from models.torch_executor import TorchExecutor
 
 Kind = Literal["raise", "memory", "device memory", "nan", "poison", "hang", "slow", "say"]
@@ -141,7 +142,7 @@ class Faulty:
             case "slow":
                 time.sleep(fault.seconds)
             case "poison":
-                cast(TorchExecutor, self.executor).network.tokens.weight.data[fault.token] = float("nan")
+                embedding(self.executor)[fault.token] = float("nan")
             case "hang":
                 while fault in self.armed.now():
                     time.sleep(0.01)
@@ -158,3 +159,10 @@ class Faulty:
             elif fault.kind == "say" and row in ends:
                 out[index] = 0.0
                 out[index, fault.script[rows.positions[row]]] = 1e4
+
+
+def embedding(executor: Executor) -> Any:
+    """The numbers of every token, wherever this executor keeps them."""
+    if isinstance(executor, NativeExecutor):
+        return executor.table
+    return cast(TorchExecutor, executor).network.tokens.weight.data

@@ -35,6 +35,7 @@ def model(folder: Path, name: str, task: Task, **others: Any) -> Model:
         "vocab_size": tokenizer.vocab_size,
         "width": 4,
         "dtype": "float32",
+        "executor": "torch",
         "source": "./tiny",
         "created": 1_700_000_000,
         "tokenizer": tokenizer,

@@ -268,10 +268,15 @@ def test_check_prints_the_plan(tiny_generator: Path, tiny_classifier: Path) -> N
 
 
 def test_check_says_what_to_change(middling_generator: Path) -> None:
-    result = run_check(str(middling_generator), "--memory-mib", "90")
+    result = run_check(str(middling_generator), "--executor", "torch", "--memory-mib", "90")
     assert result.exit_code == 1
     value = remedies(result.stdout)["max_running"]
-    assert run_check(str(middling_generator), "--memory-mib", "90", "--max-running", value).exit_code == 0
+    assert (
+        run_check(
+            str(middling_generator), "--executor", "torch", "--memory-mib", "90", "--max-running", value
+        ).exit_code
+        == 0
+    )
 
 
 def test_check_reads_no_weights_and_is_quick(middling_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:

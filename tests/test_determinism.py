@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typer.testing import CliRunner
 
-from models.checkpoint import Checkpoint, load
 from models.errors import InvarianceError
 from models.executor import Rows
 from models.heads import LanguageHead, SequenceHead
@@ -22,12 +21,14 @@ from models.invariant import make_invariant
 from models.invariant.attention import TILE, prove_attention
 from models.invariant.linear import LANES, InvariantActivation, InvariantLinear, even, proven_sizes
 from models.invariant.sizes import ROWS, cut
+from models.native.library import runnable
 from models.ragged import Ragged
 from models.torch_executor import TorchExecutor
 from models.transformer import Transformer
-from service import cli, determinism
+from service import cli, determinism, executors, settings
 from service.engine.encoder import Encoder
 from service.request import Encode
+from service.settings import Settings
 
 Built = tuple[Transformer, nn.Module]
 
@@ -178,25 +179,25 @@ def quiet(what: str, done: int, total: int) -> None:
     """Nobody listens."""
 
 
-def made_exact(folder: Path, dtype: torch.dtype) -> Checkpoint:
-    loaded = load(str(folder), dtype=dtype)
-    make_invariant(loaded.network, loaded.head)
-    return loaded
+def asked(folder: Path, executor: str, precision: str) -> Settings:
+    flags = {"models": {"verified": str(folder)}, "deterministic": True}
+    return settings.read({**flags, "executor": executor, "precision": precision})
 
 
+@pytest.mark.parametrize("kind", ["tiny_generator", "tiny_classifier"])
 @pytest.mark.parametrize(
-    ("kind", "dtype", "count"),
-    [
-        ("tiny_generator", torch.float32, 200),
-        ("tiny_classifier", torch.float32, 200),
-        ("tiny_generator", torch.bfloat16, 60),
-        ("tiny_classifier", torch.bfloat16, 60),
-    ],
+    ("executor", "precision", "count"),
+    [("torch", "float32", 200), ("torch", "bfloat16", 60), ("native", "float32", 200), ("native", "int8", 200)],
 )
-def test_two_hundred_in_any_company(kind: str, dtype: torch.dtype, count: int, request: pytest.FixtureRequest) -> None:
+def test_two_hundred_in_any_company(
+    kind: str, executor: str, precision: str, count: int, request: pytest.FixtureRequest
+) -> None:
     """Alone, in batches of 2 to 32, in chunks, over stored prefixes, preempted; greedy and seeded."""
-    loaded = made_exact(request.getfixturevalue(kind), dtype)
-    verdicts = determinism.verify(loaded, determinism.made_up(loaded, count), quiet)
+    if executor == "native" and not runnable():
+        pytest.skip("no compiler was there when polyhead was installed")
+    known = asked(request.getfixturevalue(kind), executor, precision)
+    loaded = determinism.opened(known)
+    verdicts = determinism.verify(loaded, known, determinism.made_up(loaded, count), quiet)
     assert [(verdict.equal, verdict.difference) for verdict in verdicts] == [(count, 0.0)] * len(verdicts)
     notes = " ".join(verdict.note for verdict in verdicts)
     assert kind == "tiny_classifier" or ("tokens found" in notes and "preemptions" in notes)
@@ -206,9 +207,11 @@ def test_two_hundred_in_any_company(kind: str, dtype: torch.dtype, count: int, r
 
 
 def test_an_embedder_too(tiny_embedder: Path) -> None:
-    loaded = made_exact(tiny_embedder, torch.float32)
-    verdicts = determinism.verify(loaded, determinism.made_up(loaded, 40), quiet)
-    assert all(verdict.equal == 40 for verdict in verdicts)
+    for executor in ("torch", "auto"):
+        known = asked(tiny_embedder, executor, "float32")
+        loaded = determinism.opened(known)
+        verdicts = determinism.verify(loaded, known, determinism.made_up(loaded, 40), quiet)
+        assert all(verdict.equal == 40 for verdict in verdicts)
 
 
 class Crowded(nn.Module):
@@ -224,9 +227,10 @@ class Crowded(nn.Module):
 
 
 def test_what_depends_on_the_batch_is_counted(tiny_generator: Path) -> None:
-    loaded = made_exact(tiny_generator, torch.float32)
+    known = asked(tiny_generator, "torch", "float32")
+    loaded = determinism.opened(known)
     loaded.head.output = Crowded(loaded.head.output)
-    verdict = determinism.verify(loaded, determinism.made_up(loaded, 20), quiet)[0]
+    verdict = determinism.verify(loaded, known, determinism.made_up(loaded, 20), quiet)[0]
     assert verdict.equal < 20
     assert verdict.difference > 1e-4
 
@@ -249,9 +253,10 @@ def test_the_command_shows_it(tiny_generator: Path, tiny_classifier: Path, tmp_p
 def test_the_command_fails_where_a_promise_is_not_kept(
     tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(determinism, "make_invariant", lambda *built: None)
+    monkeypatch.setattr(executors, "make_invariant", lambda *built: None)
     before = LanguageHead.forward
     monkeypatch.setattr(LanguageHead, "forward", lambda head, x: before(head, x) + 1e-3 * len(x) * torch.arange(384))
+    monkeypatch.setenv("POLYHEAD_EXECUTOR", "torch")
     said = polyhead(str(tiny_generator), "--count", "8")
     assert said.exit_code == 1
     assert "answers depend on the batch" in said.stderr
@@ -369,7 +374,7 @@ def test_weights_stay_the_same_and_stay_tied() -> None:
 
 def test_texts_of_any_length_through_the_worker(tiny_classifier: Path) -> None:
     """One token, and the longest there is."""
-    loaded = made_exact(tiny_classifier, torch.float32)
+    loaded = determinism.opened(asked(tiny_classifier, "torch", "float32"))
     requests = [Encode(str(length), (7,) * length) for length in (1, 256, 255, 2)]
     executor = TorchExecutor(loaded.network)
     worker = Encoder(executor, loaded.head, model="judge", task="classify")  # type: ignore[arg-type]

@@ -20,6 +20,7 @@ class Known:
     task: Task = "generate"
     family: str = "llama"
     dtype: str = "float32"
+    executor: str = "torch"
 
 
 def report(**changes: object) -> StepReport:
@@ -176,7 +177,7 @@ def test_a_loaded_model_is_there_at_once_at_zero(metrics: Metrics) -> None:
     assert value(metrics, "polyhead_model_ready", model="chat") == 0
     metrics.loaded(Known())
     assert value(metrics, "polyhead_model_ready", model="chat") == 1
-    assert value(metrics, "polyhead_model_info", model="chat", family="llama", dtype="float32") == 1
+    assert value(metrics, "polyhead_model_info", model="chat", family="llama", dtype="float32", executor="torch") == 1
     assert value(metrics, "polyhead_requests_total", model="chat", outcome="aborted") == 0
     assert value(metrics, "polyhead_time_to_first_token_seconds_count", model="chat") == 0
 

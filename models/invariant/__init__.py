@@ -32,14 +32,7 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
     For the thread that will compute, with the number of threads it will have.  InvarianceError says which kernel gives
     a row other bits in another batch.
     """
-    sizes: dict[tuple[object, ...], tuple[int, ...]] = {}
-    for owner, name, linear in list(_linears(network, head)):
-        lay_by_input(linear.weight)
-        shape = (linear.in_features, linear.out_features, linear.bias is None)
-        if shape not in sizes:
-            sizes[shape] = proven_sizes(linear)
-        setattr(owner, name, InvariantLinear(linear, sizes[shape]))
-        breathe()
+    _exchange_linears(network, head, breathe=breathe)
     weight, config = network.tokens.weight, network.config
     mix = prove_attention(config.head_width, config.heads // config.kv_heads, weight.device)
     for module in network.modules():
@@ -54,6 +47,24 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
     prove_rows("softmax", lambda x: x.softmax(dim=-1), config.width, weight)
     breathe()
     rehearse(network, head)
+
+
+@torch.inference_mode()
+def make_head_invariant(head: nn.Module) -> None:
+    """The same of a head alone, over states that do not depend on the batch."""
+    if not isinstance(head, LanguageHead):
+        _exchange_linears(head)
+
+
+def _exchange_linears(*modules: nn.Module, breathe: Callable[[], None] = lambda: None) -> None:
+    sizes: dict[tuple[object, ...], tuple[int, ...]] = {}
+    for owner, name, linear in list(_linears(*modules)):
+        lay_by_input(linear.weight)
+        shape = (linear.in_features, linear.out_features, linear.bias is None)
+        if shape not in sizes:
+            sizes[shape] = proven_sizes(linear)
+        setattr(owner, name, InvariantLinear(linear, sizes[shape]))
+        breathe()
 
 
 def _linears(*modules: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Linear]]:

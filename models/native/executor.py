@@ -5,20 +5,20 @@ block held before is never multiplied, so nothing is ever cleared.
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Set as AbstractSet
 from itertools import accumulate, chain, pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from models.executor import Rows
 from models.heads import LanguageHead
 from models.native import library as native
-from models.native.memory import zeros
-from models.native.plan import Precision, packed
+from models.native.memory import mapped
+from models.native.plan import Packed, Precision, fill, ignore
 from models.transformer import Transformer
 
 BLOCK = 16  # tokens, as in src/attention.hpp
@@ -27,7 +27,8 @@ BLOCK = 16  # tokens, as in src/attention.hpp
 class NativeExecutor:
     """Runs `network` and, for a generator, `head`; see models.executor.Executor.  Weights are copied in `precision`.
 
-    `instructions` names the library, the fastest that runs here by default; `threads` are its own.
+    `instructions` names the library, the fastest that runs here by default; `threads` are its own.  `done` hears of
+    each part of the network once it is packed: then its own weights are not read any more.
     """
 
     block_size = 0
@@ -41,15 +42,17 @@ class NativeExecutor:
         block_count: int = 0,
         threads: int = 1,
         instructions: str = "",
+        done: Callable[[nn.Module], None] = ignore,
     ) -> None:
         self.instructions = instructions or native.runnable()[0]
         self._library = native.library(self.instructions)
-        self._packed = packed(self._library, network, head, precision, block_count)
+        pack = Packed(self._library, network.config, precision)
+        self._packed = fill(pack, network, head, block_count, done)
         self.block_count, self.block_size = block_count, BLOCK if block_count else 0
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width
         self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
-        self._cache = [zeros(self._library.polyhead_cache_bytes(self._model), np.uint8) for _ in range(2)]
+        self._cache = [mapped(self._library.polyhead_cache_bytes(self._model)) for _ in range(2)]
         self._library.polyhead_give_cache(self._model, *(kept.ctypes.data for kept in self._cache))
         self._generates = head is not None
         self._stride = self._packed.plan.head.outputs if self._generates else self._width
@@ -63,6 +66,11 @@ class NativeExecutor:
     @property
     def poisoned(self) -> AbstractSet[int]:
         return self._poisoned
+
+    @property
+    def table(self) -> NDArray[np.generic]:
+        """[V, W] the embeddings of tokens, as they are read: float32, or bfloat16 as whole numbers."""
+        return self._packed.table_kept.reshape(self._vocabulary, self._width)
 
     def step(self, rows: Rows) -> Tensor:
         """Good until the next step."""

@@ -1,23 +1,42 @@
-"""Memory for what is read again in every step: large pages where the system has them, zeros until written."""
+"""Memory for what is read again in every step: large pages where the system has them, zeros until written.
+
+Knows nothing of what is kept there.  Weights are read from end to end, a matrix at a time, faster than a processor
+looks up small pages: so matrices lie side by side in large pieces, not each in an allocation of its own.
+"""
 
 import mmap
 
 import numpy as np
 from numpy.typing import NDArray
 
-LARGE = 2 << 20
+LARGE = 2 << 20  # bytes of a large page
+PIECE = 32 << 20
+LINE = 64
 
 
-def zeros(count: int, dtype: type[np.generic]) -> NDArray[np.generic]:
-    """[count] numbers, aligned to a large page where there are enough of them."""
-    size = count * np.dtype(dtype).itemsize
-    if size < LARGE:
-        whole = np.zeros(size + 64, np.uint8)
-        start = -whole.ctypes.data % 64
-        return whole[start : start + size].view(dtype)
-    mapped = mmap.mmap(-1, size + LARGE)
+class Memory:
+    """Arrays that live as long as anybody holds one of their piece."""
+
+    def __init__(self) -> None:
+        self._piece = np.empty(0, np.uint8)
+        self._used = 0
+
+    def zeros(self, count: int, dtype: type[np.generic]) -> NDArray[np.generic]:
+        """[count] numbers, the first at the start of a cache line."""
+        size = count * np.dtype(dtype).itemsize
+        if self._used + size > len(self._piece):
+            self._piece, self._used = mapped(max(size, PIECE)), 0
+        out = self._piece[self._used : self._used + size].view(dtype)
+        self._used += -(-size // LINE) * LINE
+        return out
+
+
+def mapped(size: int) -> NDArray[np.uint8]:
+    """At least `size` bytes that start at a large page; those that are never written take no memory."""
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # what is shared has small pages
+    whole = mmap.mmap(-1, -(-size // LARGE) * LARGE + LARGE, flags=private)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        mapped.madvise(mmap.MADV_HUGEPAGE)
-    whole = np.frombuffer(mapped, np.uint8)
-    start = -whole.ctypes.data % LARGE
-    return whole[start : start + size].view(dtype)
+        whole.madvise(mmap.MADV_HUGEPAGE)
+    array = np.frombuffer(whole, np.uint8)
+    start = -array.ctypes.data % LARGE
+    return array[start : len(array) - LARGE + start]

@@ -5,6 +5,7 @@ same rows (three projections; a gate and what it lets through) lies packed as on
 """
 
 import ctypes
+from collections.abc import Callable
 from itertools import chain
 from typing import Any, Literal, cast
 
@@ -16,12 +17,13 @@ from torch import Tensor, nn
 from models.config import ModelConfig
 from models.heads import LanguageHead
 from models.native.library import Layer, Linear, Norm, Plan
-from models.native.memory import zeros
+from models.native.memory import Memory
 from models.positions import Learned
 from models.transformer import PreBlock, SandwichBlock, Transformer
 
-Precision = Literal["float32", "int8"]
-FORMATS: dict[Precision, int] = {"float32": 0, "int8": 1}
+Precision = Literal["float32", "int8", "int4"]
+FORMATS: dict[Precision, int] = {"float32": 0, "int8": 1, "int4": 2}
+BITS: dict[Precision, float] = {"float32": 32, "int8": 8, "int4": 4.5}  # of a weight; int4 with its scales
 ORDERS = {"pre": 0, "post": 1, "sandwich": 2}
 NORMS = {"layer": 0, "rms": 1}
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
@@ -34,6 +36,7 @@ class Packed:
     def __init__(self, library: ctypes.CDLL, config: ModelConfig, precision: Precision) -> None:
         self.library, self.config, self.precision = library, config, precision
         self.plan = Plan()
+        self.memory = Memory()
         self.kept: list[Any] = []
         self.weight_bytes = 0
 
@@ -42,7 +45,7 @@ class Packed:
         if values is None:
             return 0
         count = values.numel()
-        out = zeros(-(-count // padding) * padding, np.float32)
+        out = self.memory.zeros(-(-count // padding) * padding, np.float32)
         out[:count] = values.detach().float().numpy(force=True).ravel()
         return self._keep(out)
 
@@ -55,8 +58,9 @@ class Packed:
         """Address of the token embeddings: bfloat16 beside narrow weights."""
         narrow = self.precision != "float32"
         kept = weight.detach().to("cpu", torch.bfloat16 if narrow else torch.float32).contiguous()
-        out = zeros(kept.numel(), np.uint16 if narrow else np.float32)
+        out = self.memory.zeros(kept.numel(), np.uint16 if narrow else np.float32)
         out[:] = (kept.view(torch.int16) if narrow else kept).flatten().numpy().view(out.dtype)
+        self.table_kept = out
         return self._keep(out)
 
     def linear(self, modules: list[nn.Linear], gated: bool = False) -> Linear:
@@ -67,21 +71,28 @@ class Packed:
         order = interleaved(rows, 0) if gated else list(chain(*rows))
         order += [0] * (-len(order) % COLUMNS)
         k = -(-inputs // GROUP) * GROUP
-        narrow = self.precision == "int8"
-        out = zeros(len(order) * k, np.uint8 if narrow else np.float32)
-        scales = zeros(len(order), np.float32)
         addresses = np.array(order, np.uint64)
+        precision = self._fitting(addresses, inputs, k)
+        out = self.memory.zeros(int(len(order) * k * BITS[precision] / 8), np.uint8)
+        scales = self.memory.zeros(len(order), np.float32)
         self.library.polyhead_pack(
-            addresses.ctypes.data, len(order), inputs, k, FORMATS[self.precision], out.ctypes.data, scales.ctypes.data
+            addresses.ctypes.data, len(order), inputs, k, FORMATS[precision], out.ctypes.data, scales.ctypes.data
         )
         return Linear(
             weights=self._keep(out),
-            scales=self._keep(scales) if narrow else 0,
+            scales=self._keep(scales) if precision == "int8" else 0,
             bias=self._bias(modules, gated, len(order)),
             inputs=k,
             outputs=len(order),
-            format=FORMATS[self.precision],
+            format=FORMATS[precision],
         )
+
+    def _fitting(self, addresses: NDArray[np.uint64], inputs: int, k: int) -> Precision:
+        """Four bits only for weights that are such already: rounding others without a calibration costs too much."""
+        if self.precision != "int4":
+            return self.precision
+        fit = self.library.polyhead_pack(addresses.ctypes.data, len(addresses), inputs, k, FORMATS["int4"], None, None)
+        return "int4" if fit else "int8"
 
     def _bias(self, modules: list[nn.Linear], gated: bool, outputs: int) -> int:
         if modules[0].bias is None:
@@ -103,24 +114,18 @@ def interleaved(two: list[list[Any]], nothing: Any) -> list[Any]:
     return list(chain(*(first[i : i + HALF] + second[i : i + HALF] for i in range(0, count, HALF))))
 
 
-def packed(
-    library: ctypes.CDLL, network: Transformer, head: LanguageHead | None, precision: Precision, block_count: int
+def fill(
+    pack: Packed,
+    network: Transformer,
+    head: LanguageHead | None,
+    block_count: int,
+    done: Callable[[nn.Module], None],
 ) -> Packed:
-    """The whole network.  Its torch weights are not needed afterwards, and not touched."""
-    config = network.config
-    pack = Packed(library, config, precision)
+    """The whole network; `done` hears of each block once it is packed, and in the end of the network."""
+    describe(pack.plan, network.config, head is not None, block_count)
     plan = pack.plan
-    for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "causal", "position_offset"):
-        setattr(plan, name, int(getattr(config, name)))
-    plan.order, plan.norm = ORDERS[config.norm_order], NORMS[config.norm]
-    plan.activation, plan.gated = ACTIVATIONS[config.activation], config.gated_mlp
-    plan.generates, plan.block_count = head is not None, block_count
-    plan.narrow_cache = plan.narrow_tokens = precision != "float32"
-    if not block_count:
-        plan.narrow_cache = 0  # what lives for one layer of one step is kept as it is
-    plan.eps = config.norm_eps
-    plan.score_scale = config.score_scale or config.head_width**-0.5
-    plan.embedding_scale = config.embedding_scale
+    plan.narrow_tokens = pack.precision != "float32"
+    plan.narrow_cache = plan.narrow_tokens and block_count > 0  # what lives for a layer of a step is kept as it is
     plan.tokens = pack.table(network.tokens.weight)
     if isinstance(network.position, Learned):
         plan.positions = pack.floats(network.position.table.weight)
@@ -128,13 +133,38 @@ def packed(
         plan.segments = pack.floats(network.segments.weight)
     plan.embedding_norm, plan.final_norm = pack.norm(network.embedding_norm), pack.norm(network.final_norm)
     frequencies = [pack.floats(cast(Tensor, rotary.frequency)) for rotary in network.rotaries]
-    layers = [packed_layer(pack, cast(PreBlock, block), frequencies) for block in network.blocks]
+    layers = []
+    for block in network.blocks:
+        layers.append(packed_layer(pack, cast(PreBlock, block), frequencies))
+        done(block)
     array = (Layer * len(layers))(*layers)
     pack.kept.append(array)
     plan.layers = array
     if head is not None:
         plan.head = pack.linear([head.output])
+    done(network)
     return pack
+
+
+def describe(plan: Plan, config: ModelConfig, generates: bool, block_count: int) -> None:
+    """All that is no address."""
+    for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "causal", "position_offset"):
+        setattr(plan, name, int(getattr(config, name)))
+    plan.order, plan.norm = ORDERS[config.norm_order], NORMS[config.norm]
+    plan.activation, plan.gated = ACTIVATIONS[config.activation], config.gated_mlp
+    plan.generates, plan.block_count = generates, block_count
+    plan.eps, plan.embedding_scale = config.norm_eps, config.embedding_scale
+    plan.score_scale = config.score_scale or config.head_width**-0.5
+
+
+def ignore(part: nn.Module) -> None:
+    """Nobody asked what is packed."""
+
+
+def hollow(module: nn.Module) -> None:
+    """Let go of numbers that nobody reads any more."""
+    for parameter in module.parameters():
+        parameter.data = torch.empty(0)
 
 
 def packed_layer(pack: Packed, block: PreBlock, frequencies: list[int]) -> Layer:

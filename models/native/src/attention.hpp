@@ -39,12 +39,23 @@ inline void store_head(float* keys, float* values, int token, const float* key, 
     memcpy(values + token * padded, value, size_t(width) * sizeof(float));
 }
 inline void store_head(bf16* keys, bf16* values, int token, const float* key, const float* value, int width, int padded) {
-    for (int d = 0; d < width; ++d) keys[d / 2 * 2 * BLOCK + 2 * token + d % 2] = narrow(key[d]);
     bf16* out = values + token * padded;
-    for (int d = 0; d < width; ++d) out[d / 32 * 32 + d % 16 * 2 + d % 32 / 16] = narrow(value[d]);
+    for (int start = 0; start < padded; start += 32) {
+        const int count = std::min(32, width - start);
+        bf16 k[32] = {}, v[32] = {};
+        for (int d = 0; d < count; ++d) k[d] = narrow(key[start + d]);
+        for (int d = 0; d < count; ++d) v[d] = narrow(value[start + d]);
+        for (int d = 0; d < 32; d += 2) memcpy(keys + (start + d) * BLOCK + 2 * token, k + d, 2 * sizeof(bf16));
+        for (int d = 0; d < 16; ++d) {
+            out[start + 2 * d] = v[d];
+            out[start + 2 * d + 1] = v[16 + d];
+        }
+    }
 }
 
-// What R queries look at: tokens [from[r], to[r]) of a sequence whose blocks are keys[b] and values[b].
+// What R queries look at: tokens [from[r], to[r]) of a sequence whose blocks are keys[b] and values[b].  AHEAD pointers
+// follow the last, to somewhere that may be fetched in vain.
+constexpr int AHEAD = 8;
 template <class T>
 struct Sight {
     const T* const* keys;
@@ -58,14 +69,22 @@ struct Outcome {
     float most, sum;
 };
 
+// Hardware does not look ahead from block to block: a line of what is read next, for each line that is read.
+template <class T>
+INLINE void prefetch_line(const T* block, int d) {
+    __builtin_prefetch(block + d * BLOCK, 0, 3);
+    if constexpr (sizeof(T) == 4) __builtin_prefetch(block + d * BLOCK + BLOCK, 0, 3);
+}
+
 template <int R, int B, class T>
-INLINE void score_blocks(const float* q, const T* const* blocks, int width, float* scores) {
+INLINE void score_blocks(const float* q, const T* const* blocks, const T* const* values, int width, float* scores) {
     for (int token = 0; token < BLOCK; token += LANES) {
         Floats a[R][B];
         UNROLL(R, r, UNROLL(B, b, a[r][b] = zero()));
         for (int d = 0; d < width; d += 2) {
             Floats even[B], odd[B];
             UNROLL(B, b, key_pair(blocks[b], d, token, even[b], odd[b]));
+            if constexpr (R <= 4) { UNROLL(B, b, prefetch_line(values[b], d); prefetch_line(blocks[b + B], d)); }
             UNROLL(R, r, Floats q0 = all(q[r * width + d]); UNROLL(B, b, a[r][b] = fma(even[b], q0, a[r][b]));
                 Floats q1 = all(q[r * width + d + 1]); UNROLL(B, b, a[r][b] = fma(odd[b], q1, a[r][b])));
         }
@@ -126,8 +145,8 @@ void attend_part(const float* q, const Sight<T>& sight, int part, float* scores,
     const T* const* values = sight.values + part * PART_BLOCKS;
     const int width = sight.width, last = (high + BLOCK - 1) / BLOCK;
     int b = low / BLOCK;
-    for (; b + B <= last; b += B) score_blocks<R, B>(q, keys + b, width, scores + b * BLOCK);
-    if constexpr (B > 1) for (; b < last; ++b) score_blocks<R, 1>(q, keys + b, width, scores + b * BLOCK);
+    for (; b + B <= last; b += B) score_blocks<R, B>(q, keys + b, values + b, width, scores + b * BLOCK);
+    if constexpr (B > 1) for (; b < last; ++b) score_blocks<R, 1>(q, keys + b, values + b, width, scores + b * BLOCK);
     for (int r = 0; r < R; ++r) {
         if (from[r] < to[r]) { outcomes[r] = soften(scores + r * PART, from[r], to[r], last * BLOCK); continue; }
         outcomes[r] = {-INFINITY, 0.f};  // it sees nothing of this part

@@ -215,4 +215,6 @@ inline void gemm(const Linear& l, const Operand& x, int rows, int from, int to_b
             row += count;
         }
     }
+    if (rows == 1 && after)  // a single row waits for memory: what it reads next is on its way
+        for (int i = 0; i < 16384; i += 64) prefetch_later(after + i);
 }

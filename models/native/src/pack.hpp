@@ -1,7 +1,8 @@
 // Weights from floats to the layouts of gemm.hpp.  Rows are outputs, as checkpoints have them.
 //
 // The one idea: int8 has one scale an output, its largest magnitude being 127, so that a product is exact integers times
-// one number.  What is padded weighs nothing.
+// one number.  4-bit weights are not made here but found: what GGUF's Q4_0 or a calibration (models/quantize.py) left as
+// whole multiples of a scale is packed as it was, to the bit, and nothing else is.  What is padded weighs nothing.
 #pragma once
 
 #include "gemm.hpp"
@@ -36,4 +37,66 @@ inline void pack_int8(Source rows, int outputs, int inputs, int k, uint8_t* out,
                 }
             }
     }
+}
+
+INLINE float wide(fp16 h) {
+    uint32_t bits = uint32_t(h & 0x7fff) << 13;
+    float x; memcpy(&x, &bits, 4);
+    x *= 0x1p112f;
+    return h & 0x8000 ? -x : x;
+}
+INLINE fp16 half(float x) {  // to the nearest, ties to even; what is too large becomes the largest
+    float a = std::fabs(x);
+    const fp16 sign = std::signbit(x) ? 0x8000 : 0;
+    if (!(a < 65504.f)) return sign | 0x7bff;
+    if (a < 0x1p-14f) return sign | fp16(std::nearbyintf(a * 0x1p24f));
+    uint32_t bits; memcpy(&bits, &a, 4);
+    return sign | fp16(((bits + 0xfff + (bits >> 13 & 1)) >> 13) - (112 << 10));
+}
+
+// Whether a group [FINE] is whole numbers from -8 to 7 times `scale`, itself a half.
+inline bool made_of(const float* w, float scale) {
+    if (wide(half(scale)) != scale) return false;
+    for (int i = 0; i < FINE; ++i) {
+        const float n = std::nearbyintf(w[i] / scale);
+        if (!(n >= -8.f && n <= 7.f) || n * scale != w[i]) return false;
+    }
+    return true;
+}
+
+// The scale that a group is made of, NaN if there is none.  The largest magnitude is 8 to 1 scales; the scale's sign is
+// that for which 8 fits.
+inline float scale_of(const float* w) {
+    float top = 0.f;
+    for (int i = 0; i < FINE; ++i) {
+        if (!std::isfinite(w[i])) return NAN;
+        if (std::fabs(w[i]) > std::fabs(top)) top = w[i];
+    }
+    if (top == 0.f) return 0.f;
+    for (int n = 8; n >= 1; --n)
+        for (float scale : {top / float(-n), top / float(n)})
+            if (made_of(w, scale)) return scale;
+    return NAN;
+}
+
+// False where a group is not made of 4-bit weights.  `out` may be null: then nothing else is wanted.
+inline bool pack_int4(Source rows, int outputs, int inputs, int k, uint8_t* out) {
+    for (int b = 0; b < outputs / COLUMNS; ++b)
+        for (int g = 0; g < k / FINE; ++g)
+            for (int c = 0; c < COLUMNS; ++c) {
+                const float* row = rows[b * COLUMNS + c];
+                float w[FINE];
+                for (int i = 0; i < FINE; ++i) w[i] = row && g * FINE + i < inputs ? row[g * FINE + i] : 0.f;
+                const float scale = scale_of(w);
+                if (scale != scale) return false;
+                if (!out) continue;
+                uint8_t* group = out + (size_t(b) * (k / FINE) + g) * FINE_BYTES;
+                ((fp16*)(group + FINE * COLUMNS / 2))[c] = half(scale);
+                for (int i = 0; i < FINE; ++i) {
+                    const int code = scale == 0.f ? 8 : int(std::nearbyintf(w[i] / scale)) + 8;
+                    uint8_t& byte = group[(i / 8 * COLUMNS + c) * 4 + i % 4];
+                    byte = i % 8 < 4 ? uint8_t(code) : uint8_t(byte | code << 4);
+                }
+            }
+    return true;
 }

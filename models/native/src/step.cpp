@@ -428,14 +428,15 @@ class Model {
         }
         const int32_t* table = rows_.tables + rows_.table_starts[tile.sequence];
         const int blocks = (high + BLOCK - 1) / BLOCK;
-        const void** pointers = own.blocks.of(2 * size_t(blocks));
-        for (int b = low / BLOCK; b < blocks; ++b) {
-            const size_t at = block_at<T>(l, table[b], kv);
-            pointers[b] = (const T*)keys_ + at;
-            pointers[blocks + b] = (const T*)values_ + at;
+        const T** keys = (const T**)own.blocks.of(2 * size_t(blocks + AHEAD));
+        const T** values = keys + blocks + AHEAD;
+        for (int b = low / BLOCK; b < blocks + AHEAD; ++b) {
+            const size_t at = block_at<T>(l, table[std::min(b, blocks - 1)], kv);
+            keys[b] = (const T*)keys_ + at;
+            values[b] = (const T*)values_ + at;
         }
-        sight.keys = (const T* const*)pointers;
-        sight.values = (const T* const*)(pointers + blocks);
+        sight.keys = keys;
+        sight.values = values;
         sight.width = head_;
         const auto attend_part = ATTEND_PART<T>.of[queries];
         if (only >= 0) {
@@ -555,9 +556,12 @@ EXPORT int polyhead_sizes(int which) {
     return int(sizes[which]);
 }
 
-EXPORT void polyhead_pack(const float* const* rows, int outputs, int inputs, int k, int format, void* out, float* scales) {
+// 0 where weights are not what INT4 can hold; with `out` null that is only looked at.
+EXPORT int polyhead_pack(const float* const* rows, int outputs, int inputs, int k, int format, void* out, float* scales) {
     if (format == FLOAT32) pack_float32(rows, outputs, inputs, k, static_cast<float*>(out));
-    else pack_int8(rows, outputs, inputs, k, static_cast<uint8_t*>(out), scales);
+    else if (format == INT8) pack_int8(rows, outputs, inputs, k, static_cast<uint8_t*>(out), scales);
+    else return pack_int4(rows, outputs, inputs, k, static_cast<uint8_t*>(out));
+    return 1;
 }
 
 // [rows, K] floats times packed weights, on the caller's thread: what a head wants of one matrix.

@@ -17,7 +17,7 @@ inline void breathe() { std::this_thread::yield(); }
 
 class Team {
   public:
-    explicit Team(int size) : size_(size) {
+    explicit Team(int size) : size_(size), spins_(size <= int(std::thread::hardware_concurrency()) ? SPINS : 0) {
         for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
     }
     ~Team() {
@@ -49,13 +49,13 @@ class Team {
             return;
         }
         for (int spins = 0; round_.load(std::memory_order_acquire) == round;) {
-            if (++spins < SPINS) breathe();
+            if (++spins < spins_) breathe();
             else std::this_thread::yield();  // somebody else has the core of whom we wait for
         }
     }
 
   private:
-    static constexpr int SPINS = 2000, LINGER = 1000;
+    static constexpr int SPINS = 20000, LINGER = 1000;  // about a millisecond, and a twentieth of one
 
     void announce() {
         job_number_.fetch_add(1, std::memory_order_release);
@@ -72,7 +72,7 @@ class Team {
         }
     }
 
-    const int size_;
+    const int size_, spins_;
     int count_ = 1;
     void (*job_)(void*, int) = nullptr;
     void* what_ = nullptr;

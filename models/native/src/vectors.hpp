@@ -34,8 +34,8 @@ INLINE void unrolled(F&& f) { unrolled_(f, std::make_integer_sequence<int, N>{})
 INLINE float widen(bf16 x) { uint32_t bits = uint32_t(x) << 16; float out; memcpy(&out, &bits, 4); return out; }
 INLINE bf16 narrow(float x) {  // to the nearest, ties to even; a NaN stays one
     uint32_t bits; memcpy(&bits, &x, 4);
-    if (x != x) return bf16(bits >> 16 | 0x40);
-    return bf16((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+    const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
+    return bf16((x != x ? bits | 0x400000 : rounded) >> 16);  // no branch, so that a loop of these is vectorised
 }
 
 #if defined(POLYHEAD_AVX512)

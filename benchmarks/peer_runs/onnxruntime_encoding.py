@@ -1,0 +1,38 @@
+"""onnxruntime over an exported encoder, with its transformer fusions where it has them; runs in its own environment."""
+
+from time import perf_counter
+
+import numpy as np
+import onnxruntime
+
+from benchmarks.peer_runs.workload import Encode, asked, encoding, told
+
+
+def encoder(session: onnxruntime.InferenceSession) -> Encode:
+    names = {given.name for given in session.get_inputs()}
+
+    def encode(batch: list[list[int]]) -> list[list[float]]:
+        longest = max(map(len, batch))
+        ids = np.array([text + [0] * (longest - len(text)) for text in batch], np.int64)
+        mask = np.array([[1] * len(text) + [0] * (longest - len(text)) for text in batch], np.int64)
+        inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        states = session.run(None, {name: inputs[name] for name in names})[0]  # [N, K, W]
+        pooled = (states * mask[..., None]).sum(1) / mask.sum(1, keepdims=True)
+        vectors: list[list[float]] = (pooled / np.linalg.norm(pooled, axis=1, keepdims=True)).tolist()
+        return vectors
+
+    return encode
+
+
+def main() -> None:
+    run = asked()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = run.threads
+    began = perf_counter()
+    session = onnxruntime.InferenceSession(str(run.model), options, providers=["CPUExecutionProvider"])
+    loaded = perf_counter() - began
+    told({"load": loaded, **encoding(encoder(session))})
+
+
+if __name__ == "__main__":
+    main()

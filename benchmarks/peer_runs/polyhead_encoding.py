@@ -1,0 +1,61 @@
+"""Polyhead's own encoder over its native step, in process, as the engine drives it."""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import cast
+
+import torch
+
+from benchmarks.peer_runs.workload import Encode, asked, encoding, told
+from models import checkpoint
+from models.native.executor import NativeExecutor
+from models.native.plan import Precision
+from service.engine.encoder import Encoder, Head
+from service.request import Encode as Asked
+from service.request import Encoded, Event, Failed, Request
+
+STEP_TOKENS = 8192  # a whole batch of the longest texts
+
+
+@dataclass(eq=False, slots=True)
+class Question:
+    """A ticket that keeps its vector."""
+
+    request: Request
+    values: list[float] = field(default_factory=list)
+    submitted: float = field(default_factory=perf_counter)
+
+    def receive(self, event: Event) -> None:
+        match event:
+            case Encoded():
+                self.values = event.values
+            case Failed():
+                raise SystemExit(event.error.message)
+
+
+def encoder(worker: Encoder) -> Encode:
+    def encode(batch: list[list[int]]) -> list[list[float]]:
+        questions = [Question(Asked(str(number), tuple(text))) for number, text in enumerate(batch)]
+        for question in questions:
+            worker.submit(question)
+        while worker.busy:
+            for ticket, event in worker.step().answers:
+                ticket.receive(event)
+        return [question.values for question in questions]
+
+    return encode
+
+
+def main() -> None:
+    run = asked()
+    torch.set_num_threads(1)  # what the head does is small, and a second pool of threads would stall the step's own
+    began = perf_counter()
+    loaded = checkpoint.load(str(run.model))
+    executor = NativeExecutor(loaded.network, precision=cast(Precision, run.precision), threads=run.threads)
+    seconds = perf_counter() - began
+    worker = Encoder(executor, cast(Head, loaded.head), model="measured", task=loaded.task, token_budget=STEP_TOKENS)
+    told({"load": seconds, **encoding(encoder(worker))})
+
+
+if __name__ == "__main__":
+    main()

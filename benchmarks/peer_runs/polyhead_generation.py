@@ -1,0 +1,86 @@
+"""Polyhead's own generator over its native step, in process, as the engine drives it."""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import cast
+
+import torch
+
+from benchmarks.peer_runs.workload import (
+    LONG_CONTEXT,
+    LONG_NEW,
+    LONG_WIDTH,
+    Answer,
+    Generate,
+    asked,
+    generation,
+    told,
+)
+from models import checkpoint
+from models.heads import LanguageHead
+from models.native.executor import BLOCK, NativeExecutor
+from models.native.plan import Precision
+from service.engine.generator import Generator
+from service.request import Event, Failed, Request, Sampling, Token
+from service.request import Generate as Asked
+
+BLOCKS = LONG_WIDTH * -(-(LONG_CONTEXT + LONG_NEW) // BLOCK) + LONG_WIDTH
+
+
+@dataclass(eq=False, slots=True)
+class Question:
+    """A ticket that notes when its tokens came."""
+
+    request: Request
+    answer: Answer = field(default_factory=Answer)
+    submitted: float = field(default_factory=perf_counter)
+
+    def receive(self, event: Event) -> None:
+        match event:
+            case Token():
+                self.answer.tokens.append(event.id)
+                self.answer.times.append(perf_counter())
+            case Failed():
+                raise SystemExit(event.error.message)
+
+
+def generator(worker: Generator) -> Generate:
+    def generate(prompts: list[list[int]], new: int) -> list[Answer]:
+        began = perf_counter()
+        questions = [
+            Question(Asked(str(number), tuple(prompt), new, frozenset(), Sampling(temperature=0)))
+            for number, prompt in enumerate(prompts)
+        ]
+        for question in questions:
+            worker.refuse(question.request)
+            worker.submit(question)
+        while worker.busy:
+            for ticket, event in worker.step().answers:
+                ticket.receive(event)
+        for question in questions:
+            question.answer.times = [time - began for time in question.answer.times]
+        return [question.answer for question in questions]
+
+    return generate
+
+
+def main() -> None:
+    run = asked()
+    torch.set_num_threads(1)  # what is drawn is small, and a second pool of threads would stall the step's own
+    began = perf_counter()
+    loaded = checkpoint.load(str(run.model))
+    assert isinstance(loaded.head, LanguageHead)
+    executor = NativeExecutor(
+        loaded.network,
+        loaded.head,
+        precision=cast(Precision, run.precision or "int8"),
+        block_count=BLOCKS,
+        threads=run.threads,
+    )
+    seconds = perf_counter() - began
+    del loaded
+    told({"load": seconds, **generation(generator(Generator(executor, model="measured")))})
+
+
+if __name__ == "__main__":
+    main()

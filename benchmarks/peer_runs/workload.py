@@ -1,0 +1,149 @@
+"""The work every peer is given, and what is measured of it: the same prompts and texts, the same clock.
+
+Knows no peer: a run hands it `generate` or `encode` and gets a dict of figures, printed as one line of JSON.  Stands on
+the standard library alone, as it runs inside every peer's own environment.
+"""
+
+import argparse
+import gc
+import json
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from time import perf_counter
+
+WIDTHS = (1, 8, 16, 32)  # prompts that arrive together
+PROMPT, NEW, LONG_PROMPT = 64, 128, 512  # tokens
+LONG_CONTEXT, LONG_WIDTH, LONG_NEW = 1000, 16, 128
+VOCABULARY = (1000, 20_000)  # token ids, words of either model
+FIXED = (504, 3575, 282, 4649, 314)  # a prompt in the generator's own tokens: whether peers continue it alike
+LENGTHS, BATCH = (32, 128), 32
+SHORTEST, LONGEST, MIXED_BATCHES = 8, 256, 6
+SPLITS = (32, 8, 4, 1)  # texts padded together, of a batch of mixed lengths sorted by length
+CALLS, SECONDS = 200, 2.0  # of one figure of a single text, at most
+Generate = Callable[[list[list[int]], int], "list[Answer]"]
+Encode = Callable[[list[list[int]]], object]
+
+
+@dataclass
+class Answer:
+    """The tokens of one sequence, and when each came, in seconds since the prompts arrived."""
+
+    tokens: list[int] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run is told: the model's file or folder, the threads it may use, the format, where it may be chosen."""
+
+    model: Path
+    threads: int
+    precision: str
+
+
+def asked() -> Run:
+    """The command line of a run.  Keeps this process on as many cores as it has threads."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--precision", default="")
+    options = parser.parse_args()
+    cores = sorted(os.sched_getaffinity(0))[: options.threads]
+    os.sched_setaffinity(0, cores)
+    return Run(options.model, options.threads, options.precision)
+
+
+def told(figures: dict[str, object]) -> None:
+    """The last line of a run."""
+    print(json.dumps(figures), flush=True)
+
+
+def prompts(count: int, length: int, seed: int) -> list[list[int]]:
+    """No two alike, and none met before: nothing of them lies in a cache of prefixes."""
+    choice = Random(f"{count} {length} {seed}")
+    return [[choice.randint(*VOCABULARY) for _ in range(length)] for _ in range(count)]
+
+
+def generation(generate: Generate) -> dict[str, object]:
+    """Tokens a second together, prefill, times to first tokens."""
+    figures: dict[str, object] = {"continuation": generate([list(FIXED)], 16)[0].tokens}
+    generate(prompts(8, PROMPT, 0), 8)
+    for width in WIDTHS:
+        answers = generate(prompts(width, PROMPT, 1), NEW)
+        figures[f"decode {width}"] = decoding(answers)
+        figures[f"whole {width}"] = width * NEW / max(answer.times[-1] for answer in answers)
+        repeats = [first_tokens(generate(prompts(width, PROMPT, 2 + n), 1)) for n in range(3)]
+        figures[f"first p50 {width}"] = statistics.median(statistics.median(times) for times in repeats) * 1000
+        figures[f"first last {width}"] = statistics.median(map(max, repeats)) * 1000
+    firsts = [first_tokens(generate(prompts(1, LONG_PROMPT, n), 1))[0] for n in range(5)]
+    figures[f"prefill {LONG_PROMPT}"] = LONG_PROMPT / statistics.median(firsts)
+    answers = generate(prompts(LONG_WIDTH, LONG_CONTEXT, 0), LONG_NEW)
+    figures[f"context {LONG_CONTEXT}"] = decoding(answers)
+    figures[f"context {LONG_CONTEXT} prefill"] = LONG_WIDTH * LONG_CONTEXT / max(first_tokens(answers))
+    return figures
+
+
+def first_tokens(answers: Sequence[Answer]) -> list[float]:
+    return [answer.times[0] for answer in answers]
+
+
+def decoding(answers: Sequence[Answer]) -> float:
+    """Tokens a second while all of them talk: from the last one's first token until the first one ends."""
+    begin, end = max(first_tokens(answers)), min(answer.times[-1] for answer in answers)
+    if end <= begin:
+        return float("nan")  # they never talked all at once
+    return sum(begin < time <= end for answer in answers for time in answer.times) / (end - begin)
+
+
+def encoding(encode: Encode) -> dict[str, object]:
+    """Milliseconds of a single text, texts a second in batches: of one length, and of mixed lengths."""
+    figures: dict[str, object] = {}
+    for length in LENGTHS:
+        texts = prompts(CALLS, length, 0)
+        figures[f"alone {length}"] = statistics.median(times(encode, [[text] for text in texts])) * 1000
+    for length in LENGTHS:
+        batches = [prompts(BATCH, length, n) for n in range(12)]
+        figures[f"batches {length}"] = BATCH / statistics.median(times(encode, batches))
+    choice = Random(0)
+    lengths = [[choice.randint(SHORTEST, LONGEST) for _ in range(BATCH)] for _ in range(MIXED_BATCHES)]
+    mixed = [[prompts(1, n, b)[0] for n in row] for b, row in enumerate(lengths)]
+    rates = {split: mixed_rate(parted(encode, split), mixed) for split in SPLITS}
+    best = max(rates, key=rates.__getitem__)
+    return {**figures, "batches mixed": rates[best], "padded together": best}
+
+
+def mixed_rate(encode: Encode, batches: list[list[list[int]]]) -> float:
+    """Texts a second, all shapes met once before."""
+    for batch in batches:
+        encode(batch)
+    return BATCH / statistics.mean(times(encode, batches))
+
+
+def times(encode: Encode, batches: Sequence[list[list[int]]]) -> list[float]:
+    """Seconds of each batch after one to warm up, as many as fit in SECONDS but three at least."""
+    encode(batches[0])
+    gc.collect()
+    taken: list[float] = []
+    began = perf_counter()
+    for batch in batches:
+        if len(taken) >= 3 and perf_counter() - began > SECONDS:
+            break
+        before = perf_counter()
+        encode(batch)
+        taken.append(perf_counter() - before)
+    return taken
+
+
+def parted(encode: Encode, size: int) -> Encode:
+    """A batch in parts of `size` texts of like length."""
+
+    def run(batch: list[list[int]]) -> None:
+        ordered = sorted(batch, key=len)
+        for start in range(0, len(ordered), size):
+            encode(ordered[start : start + size])
+
+    return run

@@ -1,0 +1,235 @@
+"""Polyhead in process beside the engines of its kind: generators and encoders, the same work on the same cores.
+
+    python -m benchmarks.peers [--install] [--rounds 3] [--threads 2] [--only NAME ...] [--under COMMAND]
+
+`--install` makes an environment for each peer under .bench/, and the models in the peers' formats from the quick-start
+files.  A run is a process of its own; a round goes through all of them; the tables show medians over the rounds, and
+what could not be run with the reason.  `--only` takes parts of names.  `--under` is put before each run ("nice -n -5").
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import venv
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.serving import machine
+from service import quickstart, settings
+
+BENCH = Path(__file__).parent.parent / ".bench"
+MODELS = BENCH / "models"
+RUNS = "benchmarks.peer_runs"
+LIMIT_S = 900.0  # of one run
+OURS = "polyhead"  # the environment that this runs in
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Packages of an environment; with `sees_ours`, what it lacks itself it finds in Polyhead's."""
+
+    packages: tuple[str, ...]
+    sees_ours: bool = False
+    variables: Mapping[str, str] = field(default_factory=dict)  # while it is built
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A line of a table: what runs, in which environment, and the model it is given."""
+
+    name: str
+    environment: str
+    run: str
+    model: str
+    precision: str = ""
+
+
+NATIVE = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TOOLS=OFF", "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
+ENVIRONMENTS = {
+    "openvino": Environment(("openvino", "openvino-genai", "openvino-tokenizers", "nncf")),
+    "llamacpp": Environment(("llama-cpp-python",), variables=NATIVE),
+    "onnxruntime": Environment(("onnxruntime", "onnx", "onnxscript", "sympy"), sees_ours=True),
+    "genai": Environment(("onnxruntime-genai", "onnx", "onnx-ir"), sees_ours=True),
+    "ctranslate2": Environment(("ctranslate2",), sees_ours=True),
+}
+ENCODERS = {"minilm": "{encoder}", "bert-base": f"{MODELS}/bert-base"}  # the second in shape only: random weights
+# What is made, by which environment, from which command; in an order in which each finds what it needs.
+MADE: dict[str, tuple[str, str]] = {
+    "smollm2-Q8_0.gguf": (OURS, f"-m {RUNS}.convert Q8_0 {{generator}} {{target}}"),
+    "smollm2-Q4_0.gguf": (OURS, f"-m {RUNS}.convert Q4_0 {{generator}} {{target}}"),
+    "smollm2": (OURS, f"-m {RUNS}.convert folder {{generator}} {{target}}"),
+    "smollm2-int4": (
+        "genai",
+        "-m onnxruntime_genai.models.builder -m {models}/smollm2 -i {models}/smollm2 -o {target} -p int4 -e cpu "
+        "-c {models}/cache --extra_options int4_accuracy_level=4",
+    ),
+    "smollm2-ct2": (
+        "ctranslate2",
+        "{bin}/ct2-transformers-converter --model {models}/smollm2 --output_dir {target} --quantization int8",
+    ),
+    "bert-base": (OURS, f"-m {RUNS}.convert bert-base {{encoder}} {{target}}"),
+}
+for shape, folder in ENCODERS.items():
+    MADE[f"{shape}-plain.onnx"] = ("onnxruntime", f"-m {RUNS}.export_onnx plain {folder} {{target}}")
+    MADE[f"{shape}-int8.onnx"] = ("onnxruntime", f"-m {RUNS}.export_onnx int8 {folder} {{target}}")
+    MADE[f"{shape}-int8.xml"] = ("openvino", f"-m {RUNS}.quantize_openvino {{models}}/{shape}-plain.onnx {{target}}")
+
+GENERATION = (
+    Peer("Polyhead int8", OURS, "polyhead_generation", "{generator}", "int8"),
+    Peer("Polyhead float32", OURS, "polyhead_generation", "{generator}", "float32"),
+    Peer("OpenVINO GenAI Q8_0", "openvino", "openvino_generation", "{models}/smollm2-Q8_0.gguf"),
+    Peer("OpenVINO GenAI Q4_0", "openvino", "openvino_generation", "{models}/smollm2-Q4_0.gguf"),
+    Peer("llama.cpp Q8_0", "llamacpp", "llamacpp_generation", "{models}/smollm2-Q8_0.gguf"),
+    Peer("llama.cpp Q4_0", "llamacpp", "llamacpp_generation", "{models}/smollm2-Q4_0.gguf"),
+    Peer("onnxruntime-genai int4", "genai", "genai_generation", "{models}/smollm2-int4"),
+    Peer("CTranslate2 int8", "ctranslate2", "ctranslate2_generation", "{models}/smollm2-ct2", "int8"),
+    Peer("transformers float32", OURS, "transformers_generation", "{models}/smollm2"),
+)
+
+
+def encoding(shape: str, folder: str) -> tuple[Peer, ...]:
+    return (
+        Peer(f"{shape}: Polyhead int8", OURS, "polyhead_encoding", folder, "int8"),
+        Peer(f"{shape}: Polyhead float32", OURS, "polyhead_encoding", folder, "float32"),
+        Peer(f"{shape}: onnxruntime int8", "onnxruntime", "onnxruntime_encoding", f"{{models}}/{shape}-int8.onnx"),
+        Peer(f"{shape}: OpenVINO int8", "openvino", "openvino_encoding", f"{{models}}/{shape}-int8.xml"),
+        Peer(f"{shape}: OpenVINO float32", "openvino", "openvino_encoding", f"{{models}}/{shape}-plain.onnx"),
+        Peer(f"{shape}: torch dynamic int8", OURS, "torch_encoding", folder, "int8"),
+        Peer(f"{shape}: transformers float32", OURS, "torch_encoding", folder),
+    )
+
+
+ENCODING = tuple(peer for shape, folder in ENCODERS.items() for peer in encoding(shape, folder))
+# Columns: a heading, and the figures in it.
+GENERATION_COLUMNS = {
+    "decode tokens/s 1/8/16/32": ("decode 1", "decode 8", "decode 16", "decode 32"),
+    "prefill 512": ("prefill 512",),
+    "first token, last of 1/8/16/32, ms": ("first last 1", "first last 8", "first last 16", "first last 32"),
+    "16 x 1,000: decode, prefill": ("context 1000", "context 1000 prefill"),
+}
+ENCODING_COLUMNS = {
+    "alone, 32/128 tokens, ms": ("alone 32", "alone 128"),
+    "texts/s, 32/128 tokens": ("batches 32", "batches 128"),
+    "mixed 8-256": ("batches mixed",),
+    "padded together": ("padded together",),
+}
+
+
+def placed(text: str, environment: str, **more: object) -> list[str]:
+    """The words of a command or path, its names in braces filled in."""
+    sources = quickstart.sources(settings.default_model_dir())
+    places = {"generator": sources["smollm2"], "encoder": sources["minilm"], "models": MODELS, **more}
+    return [word.format(**places, bin=BENCH / environment / "bin") for word in shlex.split(text)]
+
+
+def python(environment: str) -> str:
+    return sys.executable if environment == OURS else str(BENCH / environment / "bin" / "python")
+
+
+def called(words: Sequence[str], variables: Mapping[str, str], limit_s: float = 3600.0) -> tuple[str, str]:
+    """What a command printed, and why it failed, which is empty if it did not."""
+    try:
+        done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s, env={**os.environ, **variables})
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return "", f"{type(error).__name__}: {error}"
+    lines = done.stderr.strip().splitlines() or [f"ended with {done.returncode}"]
+    return done.stdout, lines[-1][:160] if done.returncode else ""
+
+
+def install() -> None:
+    """Every environment and every model that is not there yet; says what could not be had, and goes on."""
+    for name, environment in ENVIRONMENTS.items():
+        folder = BENCH / name
+        if not Path(python(name)).exists():
+            venv.create(folder, with_pip=True)
+        version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+        if environment.sees_ours:
+            seen = Path(sys.prefix) / "lib" / version / "site-packages"
+            (folder / "lib" / version / "site-packages" / "polyhead.pth").write_text(f"{seen}\n")
+        words = [python(name), "-m", "pip", "install", "-q", *environment.packages]
+        print(f"{name}: {called(words, environment.variables)[1] or 'installed'}", flush=True)
+    MODELS.mkdir(parents=True, exist_ok=True)
+    for name, (environment, command) in MADE.items():
+        if not (MODELS / name).exists():
+            words = placed(command, environment, target=MODELS / name)
+            words = words if words[0].startswith("/") else [python(environment), *words]
+            print(f"{name}: {called(words, {})[1] or 'made'}", flush=True)
+
+
+def measured(peer: Peer, threads: int, under: Sequence[str]) -> tuple[dict[str, object], str]:
+    """The figures of one run, or none and the reason."""
+    model = placed(peer.model, peer.environment)[0]
+    for needed in (python(peer.environment), model):
+        if not Path(needed).exists():
+            return {}, f"{Path(needed).name} of {peer.environment!r} is not there: run with --install"
+    words = [*under, python(peer.environment), "-m", f"{RUNS}.{peer.run}", model, "--threads", str(threads)]
+    printed, reason = called(
+        [*words, "--precision", peer.precision], {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}, LIMIT_S
+    )
+    return ({}, reason) if reason else (json.loads(printed.strip().splitlines()[-1]), "")
+
+
+def shown(value: object) -> str:
+    if not isinstance(value, int | float):
+        return "-"
+    return f"{value:,.0f}" if value >= 20 else f"{value:.1f}".removesuffix(".0")
+
+
+def table(title: str, columns: Mapping[str, Sequence[str]], rows: Mapping[str, Mapping[str, object] | str]) -> str:
+    """Markdown: medians, or why there are none."""
+    lines = [f"| {title} | " + " | ".join(columns) + " |", "|---" * (len(columns) + 1) + "|"]
+    for name, figures in rows.items():
+        if isinstance(figures, str):
+            lines.append(f"| {name} | {figures} |" + " |" * (len(columns) - 1))
+        else:
+            cells = (" / ".join(shown(figures.get(figure)) for figure in column) for column in columns.values())
+            lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def middle(rounds: Sequence[Mapping[str, object]]) -> dict[str, object]:
+    """The median of every figure that is a number."""
+    numbers = [{k: float(v) for k, v in each.items() if isinstance(v, int | float)} for each in rounds]
+    return {name: statistics.median(each[name] for each in numbers) for name in numbers[0]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of names, in any case")
+    parser.add_argument("--install", action="store_true")
+    parser.add_argument("--under", default="", type=shlex.split)
+    options = parser.parse_args()
+    if options.install:
+        install()
+    chosen = [p for p in (*GENERATION, *ENCODING) if any(part.lower() in p.name.lower() for part in options.only)]
+    figures: dict[Peer, list[dict[str, object]]] = {peer: [] for peer in chosen}
+    reasons: dict[Peer, str] = {}
+    with contextlib.suppress(KeyboardInterrupt):  # what was measured until then is shown
+        for number in range(options.rounds):
+            for peer in (peer for peer in chosen if peer not in reasons):
+                once, reason = measured(peer, options.threads, options.under)
+                if reason:
+                    reasons[peer] = reason
+                else:
+                    figures[peer].append(once)
+                print(f"round {number + 1}, {peer.name}: {reason or json.dumps(once)}", file=sys.stderr, flush=True)
+    print(f"{machine()}, {options.threads} threads, medians of up to {options.rounds} rounds\n")
+    for title, group, columns in (
+        ("generator", GENERATION, GENERATION_COLUMNS),
+        ("encoder", ENCODING, ENCODING_COLUMNS),
+    ):
+        rows = {p.name: reasons.get(p) or middle(figures[p]) for p in group if reasons.get(p) or figures.get(p)}
+        if rows:
+            print(table(title, columns, rows), end="\n\n")
+
+
+if __name__ == "__main__":
+    main()

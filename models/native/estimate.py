@@ -1,0 +1,59 @@
+"""What the compiled step takes, told from a configuration alone: weights, a block of the cache, and a step's numbers.
+
+Knows no tensors.  It counts what plan.py packs and src/step.cpp allocates; tests/test_budget.py compares it with what
+is seen to be taken.
+"""
+
+from models.config import ModelConfig
+from models.native.plan import COLUMNS, GROUP, Precision
+from models.workspace import Largest
+
+PANEL = 128  # rows, as in src/step.cpp
+BLOCK = 16  # tokens
+GROWTH = 1.25  # room is made so much larger than what is wanted
+FLOAT = 4
+
+
+def padded(count: int, to: int = GROUP) -> int:
+    return -(-count // to) * to
+
+
+def weight_bytes(config: ModelConfig, precision: Precision, generates: bool) -> int:
+    """Packed matrices, tables and norms."""
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    up = (2 if config.gated_mlp else 1) * config.mlp_width
+    pairs = [
+        (config.width, inner + 2 * kept),
+        (inner, config.width),
+        (config.width, up),
+        (config.mlp_width, config.width),
+    ]
+    layers = config.depth * sum(_linear_bytes(*pair, precision) for pair in pairs)
+    head = _linear_bytes(config.width, config.vocab_size, precision) if generates else 0
+    table = config.vocab_size * config.width * (FLOAT if precision == "float32" else 2)
+    places = (config.max_positions if config.position == "learned" else 0) + config.segments
+    norms = 8 * config.depth * padded(config.width) * FLOAT
+    return layers + head + table + places * config.width * FLOAT + norms
+
+
+def block_bytes(config: ModelConfig, precision: Precision) -> int:
+    """Keys and values of BLOCK tokens in all layers."""
+    number = FLOAT if precision == "float32" else 2
+    return 2 * config.depth * config.kv_heads * padded(config.head_width, 32) * BLOCK * number
+
+
+def workspace_bytes(config: ModelConfig, largest: Largest, threads: int, generates: bool) -> int:
+    """Activations of the largest step, each thread's panel, and what is answered."""
+    heads, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    width, attended, hidden = padded(config.width), padded(heads), padded(config.mlp_width)
+    wanted = largest.sequences if generates else largest.rows
+    rows = largest.rows * (width + attended + padded(heads + 2 * kept) + 2 * config.head_width)
+    answers = wanted * (width + attended + (padded(config.vocab_size, COLUMNS) if generates else config.width))
+    own = 0 if largest.cached else 2 * config.kv_heads * padded(config.head_width, 32) * (largest.rows + BLOCK)
+    panel = PANEL * (2 * max(width, attended, hidden) + hidden + width)
+    return int((rows + answers + own) * GROWTH + threads * panel) * FLOAT
+
+
+def _linear_bytes(inputs: int, outputs: int, precision: Precision) -> int:
+    rows = padded(outputs, COLUMNS)
+    return rows * padded(inputs) * (FLOAT if precision == "float32" else 1) + 2 * rows * FLOAT

@@ -1,0 +1,235 @@
+"""Weights of four bits in the compiled step: packed as they were, multiplied exactly, and calibrated to be worth it."""
+
+import ctypes
+import random
+from pathlib import Path
+from typing import cast
+
+import gguf_files
+import numpy
+import pytest
+import torch
+import transformers as tf
+from gguf import GGMLQuantizationType
+from gguf.quants import quantize
+from numpy.typing import NDArray
+from test_native import BLOCKS, GENERATORS, LENGTHS, LLAMA, head, network, rows_of, tables, texts, whole
+from torch import Tensor, nn
+
+from models.attention import attend
+from models.checkpoint import load
+from models.config import ModelConfig
+from models.heads import LanguageHead
+from models.native.executor import NativeExecutor
+from models.native.library import library, runnable
+from models.native.plan import FORMATS, Packed
+from models.quantize import FINE, STRIDE, calibrate, observed
+from models.ragged import Ragged
+from models.torch_executor import TorchExecutor
+from models.transformer import PreBlock, Transformer
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+
+SETS = runnable()
+COLUMNS = 32
+
+
+def linear_of(weights: Tensor) -> nn.Linear:
+    made = nn.Linear(weights.size(1), weights.size(0), bias=False)
+    made.weight = nn.Parameter(weights)
+    return made
+
+
+def unpacked(weights: Tensor, instructions: str = SETS[-1]) -> tuple[NDArray[numpy.uint8], NDArray[numpy.float16]]:
+    """Codes [N, K] and scales [N, K / FINE] that the packer made of weights [N, K]."""
+    pack = Packed(library(instructions), LLAMA, "int4")
+    linear = pack.linear([linear_of(weights)])
+    assert linear.format == FORMATS["int4"]
+    groups = linear.inputs // FINE
+    size = linear.outputs * groups * (FINE // 2 + 2)
+    raw = numpy.frombuffer(ctypes.string_at(linear.weights, size), numpy.uint8)
+    blocks = raw.reshape(linear.outputs // COLUMNS, groups, -1)
+    both = blocks[..., : FINE // 2 * COLUMNS].reshape(*blocks.shape[:2], 4, COLUMNS, 4)
+    codes = numpy.stack([both & 15, both >> 4], 3)  # [B, G, 4, {low, high}, COLUMNS, 4]
+    scales = blocks[..., FINE // 2 * COLUMNS :].copy().view(numpy.float16)  # [B, G, COLUMNS]
+    count, inputs = weights.shape
+    codes = codes.transpose(0, 4, 1, 2, 3, 5).reshape(linear.outputs, -1)
+    return codes[:count, :inputs], scales.transpose(0, 2, 1).reshape(linear.outputs, -1)[:count, : -(-inputs // FINE)]
+
+
+def value(codes: NDArray[numpy.uint8], scales: NDArray[numpy.float16]) -> Tensor:
+    wide = scales.astype(numpy.float32).repeat(FINE, 1)[:, : codes.shape[1]]
+    return torch.from_numpy((codes.astype(numpy.float32) - 8) * wide)
+
+
+def on_grid(choice: torch.Generator, count: int, inputs: int) -> tuple[Tensor, Tensor]:
+    """Codes less 8, every one of them somewhere, and powers of two as scales of both signs."""
+    codes = torch.randint(-8, 8, (count, inputs), generator=choice).float()
+    scales = 2.0 ** torch.randint(-3, 3, (count, -(-inputs // FINE)), generator=choice)
+    return codes, scales * (torch.randint(0, 2, scales.shape, generator=choice) * 2 - 1)
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 32), (192, 77), (100, 33)])
+def test_four_bits_are_multiplied_exactly(instructions: str, inputs: int, outputs: int) -> None:
+    """Bit for bit what plain torch makes of the same numbers, the extremes of codes and bytes included."""
+    choice = torch.Generator().manual_seed(2)
+    codes, scales = on_grid(choice, outputs, inputs)
+    weights = codes * scales.repeat_interleave(FINE, 1)[:, :inputs]
+    pack = Packed(library(instructions), LLAMA, "int4")
+    packed = pack.linear([linear_of(weights)])
+    for rows in (1, 2, 3, 4, 7, 8, 9, 12, 13, 40):
+        x = torch.zeros(rows, packed.inputs)
+        x[:, :inputs] = torch.randint(-127, 128, (rows, inputs), generator=choice)
+        x[:, ::64] = 127
+        out = torch.empty(rows, packed.outputs)
+        pack.library.polyhead_multiply(packed, x.data_ptr(), rows, out.data_ptr())
+        expected = (x[:, :inputs].double() @ weights.double().T).float()
+        assert torch.equal(out[:, :outputs], expected)
+
+
+@pytest.mark.parametrize("instructions", SETS)
+def test_what_was_on_a_grid_is_found_there(instructions: str) -> None:
+    """Any half-precision scale, subnormal ones too, any subset of the codes."""
+    choice = torch.Generator().manual_seed(4)
+    codes = torch.randint(-8, 8, (256, 128), generator=choice).float()
+    codes[::3] = codes[::3].clamp(-3, 2)
+    codes[1::7] = (codes[1::7] / 4).trunc() * 4
+    codes[5] = 0
+    scales = (torch.randn(256, 4, generator=choice) * 10.0 ** torch.randint(-7, 3, (256, 4), generator=choice)).half()
+    weights = codes * scales.float().repeat_interleave(FINE, 1)
+    assert torch.equal(value(*unpacked(weights, instructions)), weights)
+
+
+def snapped(weights: Tensor) -> Tensor:
+    """Rounded to the nearest, as if nothing else could be done."""
+    inputs = weights.size(1)
+    groups = nn.functional.pad(weights, (0, -inputs % FINE)).unflatten(1, (-1, FINE))
+    scales = (groups.abs().amax(-1, keepdim=True) / 7).half().float()
+    return ((groups / scales).round() * scales).flatten(1)[:, :inputs]
+
+
+def snap(net: Transformer, last: LanguageHead) -> None:
+    with torch.no_grad():
+        for linear in [*net.blocks.modules(), last.output]:
+            if isinstance(linear, nn.Linear):
+                linear.weight.copy_(snapped(linear.weight))
+
+
+@pytest.mark.parametrize("instructions", SETS)
+def test_weights_of_more_bits_are_not_rounded_to_four(instructions: str) -> None:
+    """One that does not fit, anywhere, keeps its matrix at eight bits."""
+    pack = Packed(library(instructions), LLAMA, "int4")
+    weights = snapped(torch.randn(40, 100, generator=torch.Generator().manual_seed(3)))
+    assert pack.linear([linear_of(weights)]).format == FORMATS["int4"]
+    for row, column in ((0, 0), (39, 99), (17, 50)):
+        for wrong in (weights[row, column] * (1 + 2**-23) + 1e-6, 3.0e38, float("nan")):
+            other = weights.clone()
+            other[row, column] = wrong
+            assert pack.linear([linear_of(other)]).format == FORMATS["int8"]
+
+
+def test_the_blocks_of_a_q4_0_file_are_taken_as_they_are(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = tf.LlamaConfig(
+        vocab_size=384,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    model = tf.LlamaForCausalLM(config)
+    path = gguf_files.write(
+        tmp_path / "narrow.gguf",
+        "llama",
+        gguf_files.decoder_metadata(config),
+        gguf_files.converted("llama", model),
+        lambda _, tensor: "Q4_0" if tensor.dim() > 1 else "F32",
+    )
+    loaded = load(str(path))
+    for block, theirs in zip(loaded.network.blocks, model.model.layers, strict=True):
+        for linear in (module for module in block.modules() if isinstance(module, nn.Linear)):
+            assert torch.equal(value(*unpacked(linear.weight.detach())), linear.weight)
+        weights = theirs.mlp.down_proj.weight.detach().numpy()
+        blocks = quantize(weights, GGMLQuantizationType.Q4_0).reshape(-1, 18)
+        codes, scales = unpacked(block.mlp.down.weight.detach())  # type: ignore[union-attr, arg-type]
+        assert (scales.reshape(-1).view(numpy.uint16) == blocks[:, :2].copy().view(numpy.uint16)[:, 0]).all()
+        pairs = blocks[:, 2:]
+        assert (codes.reshape(-1, FINE) == numpy.concatenate([pairs & 15, pairs >> 4], 1)).all()
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma"])
+def test_company_and_threads_change_nothing(name: str, instructions: str) -> None:
+    config = GENERATORS[name]
+    net, last = network(config), head(config)
+    snap(net, last)
+    several = NativeExecutor(net, last, precision="int4", block_count=BLOCKS, threads=3, instructions=instructions)
+    together = whole(config, several)
+    single = NativeExecutor(net, last, precision="int4", block_count=BLOCKS, instructions=instructions)
+    first = 0
+    for tokens, table in zip(texts(config), tables(LENGTHS, random.Random(1)), strict=True):
+        half = len(tokens) // 2
+        for start, end in ((0, half), (half, len(tokens))):
+            if start < end:
+                rows = rows_of([(tokens[start:end], start, table[: -(-end // 16)])], last_only=False)
+                assert torch.equal(single.step(rows), together[first + start : first + end])
+        first += len(tokens)
+
+
+def error(config: ModelConfig, net: Transformer, last: LanguageHead, expected: Tensor) -> float:
+    return float(
+        (whole(config, TorchExecutor(net, last, block_count=BLOCKS, block_size=16)) - expected).square().mean()
+    )
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gemma"])
+def test_calibration_loses_less_than_rounding(name: str) -> None:
+    """On texts it was not shown, and what it leaves behind is a grid that the packer finds."""
+    config = GENERATORS[name]
+    net, last = network(config), head(config)
+    expected = whole(config, TorchExecutor(net, last, block_count=BLOCKS, block_size=16))
+    nearest, nearest_head = network(config), head(config)
+    snap(nearest, nearest_head)
+    choice = random.Random(8)
+    shown = [[choice.randrange(config.vocab_size) for _ in range(64)] for _ in range(60)]
+    found = calibrate(net, last, shown)
+    assert error(config, net, last, expected) < 0.9 * error(config, nearest, nearest_head, expected)
+    parameters = {**dict(net.named_parameters()), "head.output.weight": last.output.weight}
+    assert len(found) == sum(isinstance(module, nn.Linear) for module in net.modules()) + 1
+    for key, grid in found.items():
+        weights = parameters[key].detach()
+        assert torch.equal(value(grid.codes.numpy(), grid.scales.numpy()), weights)
+        assert torch.equal(value(*unpacked(weights)), weights)
+
+
+def test_a_tied_head_is_parted_from_the_embeddings() -> None:
+    net = network(LLAMA)
+    last = LanguageHead(LLAMA, net.tokens)
+    before = net.tokens.weight.detach().clone()
+    calibrate(net, last, [list(range(70))])
+    assert torch.equal(net.tokens.weight, before)
+    assert not torch.equal(last.output.weight, before)
+
+
+def test_values_are_judged_by_what_attention_makes_of_them() -> None:
+    """The Hessian of values is that of mixtures: here of those of the last row alone, found through identity values."""
+    net = network(LLAMA)
+    block = cast(PreBlock, net.blocks[0])
+    attention = block.attention
+    x, frame = net.open(Ragged.of([list(range(STRIDE))]))
+    found = observed(block, [(x, frame)], [attention.value])[0]
+    inputs = block.attention_norm(x)
+    shares: list[Tensor] = []
+
+    def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+        places = torch.eye(STRIDE, query.size(3)).expand_as(value)
+        shares.append(attend(query, key, places, mask, scale).unflatten(-1, (-1, query.size(3)))[0, -1, :, :STRIDE])
+        return attend(query, key, value, mask, scale)
+
+    attention.mix = mix
+    block(x, frame)
+    mixtures = shares[0] @ inputs  # [H, W]
+    torch.testing.assert_close(found, mixtures.T @ mixtures)
