@@ -158,7 +158,7 @@ def train(
 def verify_determinism(
     source: Annotated[str, typer.Argument(help="A checkpoint, as for serve.", show_default=False)],
     deterministic: Annotated[bool, typer.Option(help="In the mode that promises equal answers.")] = True,
-    precision: Annotated[str, typer.Option(help="auto, float32, bfloat16 or int8.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, float32, bfloat16, int8 or int4.")] = "auto",
     count: Annotated[int, typer.Option(min=2, help="Prompts made up of random tokens.")] = 200,
     prompts: Annotated[Path | None, typer.Option(help="A file of prompts instead, one a line.")] = None,
 ) -> None:

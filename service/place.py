@@ -12,7 +12,7 @@ from models.native.library import runnable
 from service.machine import compute_threads
 from service.settings import Settings, SettingsError
 
-Precision = Literal["float32", "bfloat16", "int8"]
+Precision = Literal["float32", "bfloat16", "int8", "int4"]
 NATIVE_BLOCK = 16  # tokens: how the compiled step lays out its cache
 
 
@@ -51,8 +51,8 @@ def placed(settings: Settings) -> Place:
     gpu = present and settings.device != "cpu"
     precision: Precision = settings.precision if settings.precision != "auto" else ("bfloat16" if gpu else "float32")
     hindrance = unable(settings, precision, gpu)
-    if hindrance and (settings.executor == "native" or precision == "int8"):
-        wanted = "executor: native" if settings.executor == "native" else "precision: int8"
+    if hindrance and (settings.executor == "native" or precision.startswith("int")):
+        wanted = "executor: native" if settings.executor == "native" else f"precision: {precision}"
         raise SettingsError(f"{wanted} is asked for and the compiled step cannot be used: {hindrance}")
     threads = settings.threads or compute_threads()
     return Place(torch.device("cuda" if gpu else "cpu"), precision, threads, "" if hindrance else runnable()[0])
@@ -65,7 +65,7 @@ def unable(settings: Settings, precision: Precision, gpu: bool) -> str:
     if gpu:
         return "it runs on a CPU, and networks run on the GPU here"
     if precision == "bfloat16":
-        return "it computes in float32 or int8, not in bfloat16"
+        return "it computes in float32, int8 or int4, not in bfloat16"
     if settings.block_size != NATIVE_BLOCK:
         return f"its cache has blocks of {NATIVE_BLOCK} tokens, and block_size is {settings.block_size}"
     return "" if runnable() else "it was not compiled when polyhead was installed, for want of a C++ compiler"

@@ -62,8 +62,10 @@ class Settings(BaseSettings):
     executor: Literal["auto", "native", "torch"] = Field(
         "auto", description="What computes a network; auto: on a CPU the compiled step, where it can, else torch."
     )
-    precision: Literal["auto", "float32", "bfloat16", "int8"] = Field(
-        "auto", description="Format of weights and arithmetic; auto: float32 on a CPU, bfloat16 on a GPU."
+    precision: Literal["auto", "float32", "bfloat16", "int8", "int4"] = Field(
+        "auto",
+        description="Format of weights and arithmetic; auto: float32 on a CPU, bfloat16 on a GPU. int4 takes what a "
+        "file has in 4 bits as it is, and the rest in 8.",
     )
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: as many as the machine has cores to give.")
     cache_tokens: int = Field(

@@ -187,7 +187,13 @@ def asked(folder: Path, executor: str, precision: str) -> Settings:
 @pytest.mark.parametrize("kind", ["tiny_generator", "tiny_classifier"])
 @pytest.mark.parametrize(
     ("executor", "precision", "count"),
-    [("torch", "float32", 200), ("torch", "bfloat16", 60), ("native", "float32", 200), ("native", "int8", 200)],
+    [
+        ("torch", "float32", 200),
+        ("torch", "bfloat16", 60),
+        ("native", "float32", 200),
+        ("native", "int8", 200),
+        ("native", "int4", 60),
+    ],
 )
 def test_two_hundred_in_any_company(
     kind: str, executor: str, precision: str, count: int, request: pytest.FixtureRequest

@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers as tf
 from gguf import GGMLQuantizationType
-from gguf.quants import quantize
+from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from test_native import BLOCKS, GENERATORS, LENGTHS, LLAMA, head, network, rows_of, tables, texts, whole
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from models.config import ModelConfig
 from models.heads import LanguageHead
 from models.native.executor import NativeExecutor
 from models.native.library import library, runnable
-from models.native.plan import FORMATS, Packed
+from models.native.plan import FORMATS, SHIFTED, Packed
 from models.quantize import FINE, STRIDE, calibrate, observed
 from models.ragged import Ragged
 from models.torch_executor import TorchExecutor
@@ -71,13 +71,18 @@ def on_grid(choice: torch.Generator, count: int, inputs: int) -> tuple[Tensor, T
 
 @pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize(("inputs", "outputs"), [(64, 32), (192, 77), (100, 33)])
-def test_four_bits_are_multiplied_exactly(instructions: str, inputs: int, outputs: int) -> None:
+@pytest.mark.parametrize("shifted", [False, True])
+def test_four_bits_are_multiplied_exactly(instructions: str, inputs: int, outputs: int, shifted: bool) -> None:
     """Bit for bit what plain torch makes of the same numbers, the extremes of codes and bytes included."""
     choice = torch.Generator().manual_seed(2)
     codes, scales = on_grid(choice, outputs, inputs)
     weights = codes * scales.repeat_interleave(FINE, 1)[:, :inputs]
+    if shifted:
+        least = 2.0 ** torch.randint(-4, 2, scales.shape, generator=choice) * 3
+        weights = weights + least.repeat_interleave(FINE, 1)[:, :inputs]
     pack = Packed(library(instructions), LLAMA, "int4")
     packed = pack.linear([linear_of(weights)])
+    assert packed.format == (SHIFTED if shifted else FORMATS["int4"])
     for rows in (1, 2, 3, 4, 7, 8, 9, 12, 13, 40):
         x = torch.zeros(rows, packed.inputs)
         x[:, :inputs] = torch.randint(-127, 128, (rows, inputs), generator=choice)
@@ -158,6 +163,22 @@ def test_the_blocks_of_a_q4_0_file_are_taken_as_they_are(tmp_path: Path) -> None
         assert (scales.reshape(-1).view(numpy.uint16) == blocks[:, :2].copy().view(numpy.uint16)[:, 0]).all()
         pairs = blocks[:, 2:]
         assert (codes.reshape(-1, FINE) == numpy.concatenate([pairs & 15, pairs >> 4], 1)).all()
+
+
+def test_the_blocks_of_a_q4_1_file_are_taken_as_they_are() -> None:
+    weights = torch.randn(64, 128, generator=torch.Generator().manual_seed(3)) * 0.07
+    blocks = quantize(weights.numpy(), GGMLQuantizationType.Q4_1)
+    kept = torch.from_numpy(dequantize(blocks, GGMLQuantizationType.Q4_1))
+    pack = Packed(library(SETS[-1]), LLAMA, "int4")
+    packed = pack.linear([linear_of(kept)])
+    assert packed.format == SHIFTED
+    raw = numpy.frombuffer(ctypes.string_at(packed.weights, 64 * 4 * 20), numpy.uint8).reshape(2, 4, 640)
+    theirs = blocks.reshape(2, COLUMNS, 4, 20).transpose(0, 2, 1, 3)  # [B, G, COLUMNS, {scale, least, codes}]
+    assert (raw[..., 512:576].reshape(2, 4, COLUMNS, 2) == theirs[..., :2]).all()
+    assert (raw[..., 576:].reshape(2, 4, COLUMNS, 2) == theirs[..., 2:4]).all()
+    both = raw[..., :512].reshape(2, 4, 4, COLUMNS, 4)
+    codes = numpy.stack([both & 15, both >> 4], 3).transpose(0, 1, 4, 2, 3, 5).reshape(2, 4, COLUMNS, 32)
+    assert (codes == numpy.concatenate([theirs[..., 4:] & 15, theirs[..., 4:] >> 4], -1)).all()
 
 
 @pytest.mark.parametrize("instructions", SETS)

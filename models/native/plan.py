@@ -23,7 +23,8 @@ from models.transformer import PreBlock, SandwichBlock, Transformer
 
 Precision = Literal["float32", "int8", "int4"]
 FORMATS: dict[Precision, int] = {"float32": 0, "int8": 1, "int4": 2}
-BITS: dict[Precision, float] = {"float32": 32, "int8": 8, "int4": 4.5}  # of a weight; int4 with its scales
+SHIFTED = 3  # four bits above the least weight of their group, not above -8 scales
+BITS = (32, 8, 4.5, 5)  # of a weight in each format, its share of fine scales included
 ORDERS = {"pre": 0, "post": 1, "sandwich": 2}
 NORMS = {"layer": 0, "rms": 1}
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
@@ -72,27 +73,30 @@ class Packed:
         order += [0] * (-len(order) % COLUMNS)
         k = -(-inputs // GROUP) * GROUP
         addresses = np.array(order, np.uint64)
-        precision = self._fitting(addresses, inputs, k)
-        out = self.memory.zeros(int(len(order) * k * BITS[precision] / 8), np.uint8)
+        format = self._fitting(addresses, inputs, k)
+        out = self.memory.zeros(int(len(order) * k * BITS[format] / 8), np.uint8)
         scales = self.memory.zeros(len(order), np.float32)
         self.library.polyhead_pack(
-            addresses.ctypes.data, len(order), inputs, k, FORMATS[precision], out.ctypes.data, scales.ctypes.data
+            addresses.ctypes.data, len(order), inputs, k, format, out.ctypes.data, scales.ctypes.data
         )
         return Linear(
             weights=self._keep(out),
-            scales=self._keep(scales) if precision == "int8" else 0,
+            scales=self._keep(scales) if format == FORMATS["int8"] else 0,
             bias=self._bias(modules, gated, len(order)),
             inputs=k,
             outputs=len(order),
-            format=FORMATS[precision],
+            format=format,
         )
 
-    def _fitting(self, addresses: NDArray[np.uint64], inputs: int, k: int) -> Precision:
-        """Four bits only for weights that are such already: rounding others without a calibration costs too much."""
+    def _fitting(self, addresses: NDArray[np.uint64], inputs: int, k: int) -> int:
+        """The format.  Four bits only for weights that are such already: rounding others without a calibration costs
+        too much."""
         if self.precision != "int4":
-            return self.precision
-        fit = self.library.polyhead_pack(addresses.ctypes.data, len(addresses), inputs, k, FORMATS["int4"], None, None)
-        return "int4" if fit else "int8"
+            return FORMATS[self.precision]
+        for format in (FORMATS["int4"], SHIFTED):
+            if self.library.polyhead_pack(addresses.ctypes.data, len(addresses), inputs, k, format, None, None):
+                return format
+        return FORMATS["int8"]
 
     def _bias(self, modules: list[nn.Linear], gated: bool, outputs: int) -> int:
         if modules[0].bias is None:

@@ -9,6 +9,8 @@
 //   int8     [N / 32][K / 4][32][4] bytes, each a weight + 128; `scales` [N]
 //   4-bit    [N / 32][K / 32] of {[4][32][4] bytes, low bits inputs 8u .. 8u + 3, high bits 8u + 4 .. 8u + 7, each a
 //            weight + 8; scales [32] in half precision}, as GGUF's Q4_0
+//   shifted  the same, each code standing for so many scales above the group's least weight: {[4][32][4] bytes, scales
+//            [32], least weights [32] in half precision}, as GGUF's Q4_1
 #pragma once
 
 #include "vectors.hpp"
@@ -16,10 +18,10 @@
 constexpr int COLUMNS = 32, HALF = 16;
 constexpr int GROUP = 64;         // inputs of a row that share a scale
 constexpr int FINE = 32;          // inputs of an output that share a scale, 4-bit
-constexpr int FINE_BYTES = 512 + 64;
+constexpr int FINE_BYTES = 512 + 64, SHIFTED_BYTES = FINE_BYTES + 64;
 constexpr int MOST_ROWS = LANES == 16 ? 12 : 4;  // of a tile: what the registers hold
 
-enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2 };
+enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2, SHIFTED = 3 };
 enum Activation : int32_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3 };
 enum Then : int32_t { STORE, ADD, ACTIVATE, GATE };  // what is done with a product
 
@@ -60,7 +62,11 @@ INLINE Floats activated(int kind, Floats x) {
 
 INLINE size_t block_bytes(const Linear& l) {
     size_t k = size_t(l.inputs);
-    return l.format == FLOAT32 ? k * COLUMNS * 4 : l.format == INT8 ? k * COLUMNS : k / FINE * FINE_BYTES;
+    switch (l.format) {
+        case FLOAT32: return k * COLUMNS * 4;
+        case INT8: return k * COLUMNS;
+        default: return k / FINE * (l.format == INT4 ? FINE_BYTES : SHIFTED_BYTES);
+    }
 }
 
 INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
@@ -128,18 +134,19 @@ INLINE void multiply_int8(const Linear& l, const uint8_t* w, int lane, const Ope
     }
 }
 
-template <int R>
+template <int R, bool shifted>
 INLINE void multiply_int4(const Linear& l, const uint8_t* w, int lane, const Operand& x, int row, Floats (&f)[R][2],
                           const uint8_t* next) {
+    constexpr int bytes = shifted ? SHIFTED_BYTES : FINE_BYTES;
     const int groups = l.inputs / FINE;
     const float* scales = x.scales + size_t(row) * (groups / 2);
     const int32_t* sums = x.sums + size_t(row) * groups;
     Cursor<R, int8_t> at(x.codes + size_t(row) * l.inputs, l.inputs);
-    for (int g = 0; g < groups; ++g, w += FINE_BYTES) {
+    for (int g = 0; g < groups; ++g, w += bytes) {
         Ints a[R][2];
-        UNROLL(R, r, a[r][0] = a[r][1] = all_ints(-8 * sums[size_t(r) * groups + g]));
-        if constexpr (R == 1) { UNROLL(9, i, prefetch(w + 2304 + 64 * i)); }
-        else if (next) { UNROLL(9, i, prefetch_later(next + 64 * i)); next += FINE_BYTES; }
+        UNROLL(R, r, a[r][0] = a[r][1] = all_ints(shifted ? 0 : -8 * sums[size_t(r) * groups + g]));
+        if constexpr (R == 1) { UNROLL(bytes / 64, i, prefetch(w + 4 * bytes + 64 * i)); }
+        else if (next) { UNROLL(bytes / 64, i, prefetch_later(next + 64 * i)); next += bytes; }
         UNROLL(4, u, UNROLL(2, h, Ints codes = load_codes(w + 128 * u + 64 * h + 4 * lane);
             Ints low = low_codes(codes); Ints high = high_codes(codes);
             UNROLL(R, r, a[r][h] = dot(a[r][h], low, four(at.row(r) + 8 * u));
@@ -149,6 +156,11 @@ INLINE void multiply_int4(const Linear& l, const uint8_t* w, int lane, const Ope
         Floats s0 = load_halves(fine), s1 = load_halves(fine + HALF);
         UNROLL(R, r, Floats s = all(scales[size_t(r) * (groups / 2) + g / 2]);
             f[r][0] = fma(to_floats(a[r][0]), mul(s0, s), f[r][0]); f[r][1] = fma(to_floats(a[r][1]), mul(s1, s), f[r][1]));
+        if constexpr (shifted) {
+            Floats m0 = load_halves(fine + COLUMNS), m1 = load_halves(fine + COLUMNS + HALF);
+            UNROLL(R, r, Floats s = all(scales[size_t(r) * (groups / 2) + g / 2] * float(sums[size_t(r) * groups + g]));
+                f[r][0] = fma(m0, s, f[r][0]); f[r][1] = fma(m1, s, f[r][1]));
+        }
     }
 }
 
@@ -187,7 +199,8 @@ void tile(const Linear& l, int block, const Operand& x, int row, const Target& t
         UNROLL(R, r, f[r][0] = f[r][1] = zero());
         if (l.format == FLOAT32) multiply_floats<R>(l, w, lane, x.floats + size_t(row) * l.inputs, f, next);
         else if (l.format == INT8) multiply_int8<R>(l, w, lane, x, row, f, next);
-        else multiply_int4<R>(l, w, lane, x, row, f, next);
+        else if (l.format == INT4) multiply_int4<R, false>(l, w, lane, x, row, f, next);
+        else multiply_int4<R, true>(l, w, lane, x, row, f, next);
         finish<R>(l, block, lane, f, to, row);
         next = nullptr;
     }
@@ -205,7 +218,7 @@ inline const auto TILES = tiles_of(std::make_integer_sequence<int, MOST_ROWS>{})
 inline void gemm(const Linear& l, const Operand& x, int rows, int from, int to_block, const Target& to,
                  const uint8_t* after = nullptr) {
     if (!rows) return;
-    const int most = l.format == INT8 && rows > 36 && LANES == 16 ? 8 : l.format == INT4 && LANES == 16 ? 8 : MOST_ROWS;
+    const int most = l.format == INT8 && rows > 36 && LANES == 16 ? 8 : l.format >= INT4 && LANES == 16 ? 8 : MOST_ROWS;
     const int tiles = (rows + most - 1) / most;
     for (int block = from; block < to_block; ++block) {
         const uint8_t* next = block + 1 < to_block ? l.weights + (block + 1) * block_bytes(l) : after;

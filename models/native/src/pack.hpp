@@ -1,9 +1,11 @@
 // Weights from floats to the layouts of gemm.hpp.  Rows are outputs, as checkpoints have them.
 //
 // The one idea: int8 has one scale an output, its largest magnitude being 127, so that a product is exact integers times
-// one number.  4-bit weights are not made here but found: what GGUF's Q4_0 or a calibration (models/quantize.py) left as
-// whole multiples of a scale is packed as it was, to the bit, and nothing else is.  What is padded weighs nothing.
+// one number.  4-bit weights are not made here but found: what GGUF's Q4_0 and Q4_1 or a calibration (models/quantize.py)
+// left as whole multiples of a scale is packed as it was, to the bit, and nothing else is.  What is padded weighs nothing.
 #pragma once
+
+#include <algorithm>
 
 #include "gemm.hpp"
 
@@ -79,24 +81,64 @@ inline float scale_of(const float* w) {
     return NAN;
 }
 
+struct Shift {
+    float scale, least;  // both halves; NaN: none
+};
+
+inline bool made_of(const float* w, Shift s) {
+    for (int i = 0; i < FINE; ++i) {
+        const float n = std::nearbyintf((w[i] - s.least) / s.scale);
+        if (!(n >= 0.f && n <= 15.f) || n * s.scale + s.least != w[i]) return false;
+    }
+    return true;
+}
+
+// The same of a group whose codes stand above a least weight.  From its smallest to its largest weight it is 15 to 1
+// scales, of the 15 that there are.
+inline Shift shift_of(const float* w) {
+    float low = w[0], high = w[0];
+    for (int i = 0; i < FINE; ++i) {
+        if (!std::isfinite(w[i])) return {NAN, NAN};
+        low = std::fmin(low, w[i]), high = std::fmax(high, w[i]);
+    }
+    if (low == high) return wide(half(low)) == low ? Shift{0.f, low} : Shift{NAN, NAN};
+    for (int n = 15; n >= 1; --n) {
+        const float scale = wide(half((high - low) / float(n)));
+        for (int first = 0; scale != 0.f && first <= 15 - n; ++first) {
+            const Shift shift{scale, wide(half(low - float(first) * scale))};
+            if (made_of(w, shift)) return shift;
+        }
+    }
+    return {NAN, NAN};
+}
+
+inline Shift symmetric(float scale) { return {scale, -8.f * scale}; }
+
+// Column `c` of a block's group.
+inline void put(const float* w, Shift s, bool shifted, int c, uint8_t* group) {
+    fp16* scales = (fp16*)(group + FINE * COLUMNS / 2);
+    scales[c] = half(s.scale);
+    if (shifted) scales[COLUMNS + c] = half(s.least);
+    for (int i = 0; i < FINE; ++i) {
+        const int code = s.scale == 0.f ? (shifted ? 0 : 8) : int(std::nearbyintf((w[i] - s.least) / s.scale));
+        uint8_t& byte = group[(i / 8 * COLUMNS + c) * 4 + i % 4];
+        byte = i % 8 < 4 ? uint8_t(code) : uint8_t(byte | code << 4);
+    }
+}
+
 // False where a group is not made of 4-bit weights.  `out` may be null: then nothing else is wanted.
-inline bool pack_int4(Source rows, int outputs, int inputs, int k, uint8_t* out) {
+inline bool pack_int4(Source rows, int outputs, int inputs, int k, bool shifted, uint8_t* out) {
+    const size_t bytes = shifted ? SHIFTED_BYTES : FINE_BYTES;
     for (int b = 0; b < outputs / COLUMNS; ++b)
         for (int g = 0; g < k / FINE; ++g)
             for (int c = 0; c < COLUMNS; ++c) {
                 const float* row = rows[b * COLUMNS + c];
                 float w[FINE];
-                for (int i = 0; i < FINE; ++i) w[i] = row && g * FINE + i < inputs ? row[g * FINE + i] : 0.f;
-                const float scale = scale_of(w);
-                if (scale != scale) return false;
-                if (!out) continue;
-                uint8_t* group = out + (size_t(b) * (k / FINE) + g) * FINE_BYTES;
-                ((fp16*)(group + FINE * COLUMNS / 2))[c] = half(scale);
-                for (int i = 0; i < FINE; ++i) {
-                    const int code = scale == 0.f ? 8 : int(std::nearbyintf(w[i] / scale)) + 8;
-                    uint8_t& byte = group[(i / 8 * COLUMNS + c) * 4 + i % 4];
-                    byte = i % 8 < 4 ? uint8_t(code) : uint8_t(byte | code << 4);
-                }
+                for (int i = 0; i < FINE; ++i)  // behind the last of a row its like: the inputs there are zeros
+                    w[i] = row && g * FINE < inputs ? row[std::min(g * FINE + i, inputs - 1)] : 0.f;
+                const Shift s = shifted ? shift_of(w) : symmetric(scale_of(w));
+                if (s.scale != s.scale) return false;
+                if (out) put(w, s, shifted, c, out + (size_t(b) * (k / FINE) + g) * bytes);
             }
     return true;
 }
