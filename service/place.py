@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 
 from models.native.library import runnable
+from models.native.plan import BLOCK
 from service.machine import compute_threads
 from service.settings import Settings, SettingsError
 
 Precision = Literal["float32", "bfloat16", "int8", "int4"]
-NATIVE_BLOCK = 16  # tokens: how the compiled step lays out its cache
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,6 @@ def unable(settings: Settings, precision: Precision, gpu: bool) -> str:
         return "it runs on a CPU, and networks run on the GPU here"
     if precision == "bfloat16":
         return "it computes in float32, int8 or int4, not in bfloat16"
-    if settings.block_size != NATIVE_BLOCK:
-        return f"its cache has blocks of {NATIVE_BLOCK} tokens, and block_size is {settings.block_size}"
+    if settings.block_size != BLOCK:
+        return f"its cache has blocks of {BLOCK} tokens, and block_size is {settings.block_size}"
     return "" if runnable() else "it was not compiled when polyhead was installed, for want of a C++ compiler"

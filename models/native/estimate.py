@@ -5,11 +5,10 @@ is seen to be taken.
 """
 
 from models.config import ModelConfig
-from models.native.plan import COLUMNS, GROUP, Precision
+from models.native.plan import BLOCK, COLUMNS, GROUP, Precision
 from models.workspace import Largest
 
 PANEL = 128  # rows, as in src/step.cpp
-BLOCK = 16  # tokens
 GROWTH = 1.25  # room is made so much larger than what is wanted
 FLOAT = 4
 

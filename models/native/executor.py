@@ -18,10 +18,8 @@ from models.executor import Rows
 from models.heads import LanguageHead
 from models.native import library as native
 from models.native.memory import mapped
-from models.native.plan import Packed, Precision, fill, ignore
+from models.native.plan import BLOCK, Packed, Precision, fill, ignore
 from models.transformer import Transformer
-
-BLOCK = 16  # tokens, as in src/attention.hpp
 
 
 class NativeExecutor:

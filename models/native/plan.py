@@ -29,6 +29,7 @@ ORDERS = {"pre": 0, "post": 1, "sandwich": 2}
 NORMS = {"layer": 0, "rms": 1}
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
 COLUMNS, HALF, GROUP = 32, 16, 64  # as in src/gemm.hpp
+BLOCK = 16  # tokens, as in src/attention.hpp
 
 
 class Packed:

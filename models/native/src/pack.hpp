@@ -41,12 +41,6 @@ inline void pack_int8(Source rows, int outputs, int inputs, int k, uint8_t* out,
     }
 }
 
-INLINE float wide(fp16 h) {
-    uint32_t bits = uint32_t(h & 0x7fff) << 13;
-    float x; memcpy(&x, &bits, 4);
-    x *= 0x1p112f;
-    return h & 0x8000 ? -x : x;
-}
 INLINE fp16 half(float x) {  // to the nearest, ties to even; what is too large becomes the largest
     float a = std::fabs(x);
     const fp16 sign = std::signbit(x) ? 0x8000 : 0;
@@ -58,7 +52,7 @@ INLINE fp16 half(float x) {  // to the nearest, ties to even; what is too large 
 
 // Whether a group [FINE] is whole numbers from -8 to 7 times `scale`, itself a half.
 inline bool made_of(const float* w, float scale) {
-    if (wide(half(scale)) != scale) return false;
+    if (widen_half(half(scale)) != scale) return false;
     for (int i = 0; i < FINE; ++i) {
         const float n = std::nearbyintf(w[i] / scale);
         if (!(n >= -8.f && n <= 7.f) || n * scale != w[i]) return false;
@@ -101,11 +95,11 @@ inline Shift shift_of(const float* w) {
         if (!std::isfinite(w[i])) return {NAN, NAN};
         low = std::fmin(low, w[i]), high = std::fmax(high, w[i]);
     }
-    if (low == high) return wide(half(low)) == low ? Shift{0.f, low} : Shift{NAN, NAN};
+    if (low == high) return widen_half(half(low)) == low ? Shift{0.f, low} : Shift{NAN, NAN};
     for (int n = 15; n >= 1; --n) {
-        const float scale = wide(half((high - low) / float(n)));
+        const float scale = widen_half(half((high - low) / float(n)));
         for (int first = 0; scale != 0.f && first <= 15 - n; ++first) {
-            const Shift shift{scale, wide(half(low - float(first) * scale))};
+            const Shift shift{scale, widen_half(half(low - float(first) * scale))};
             if (made_of(w, shift)) return shift;
         }
     }

@@ -52,6 +52,7 @@ struct Rows {
 namespace {
 
 constexpr int PANEL = 128;  // rows
+constexpr int KINDS = 2;    // of rotations: a layer has one of at most two lists of frequencies
 constexpr int FEW = 4;      // rows that every thread prepares for itself, rather than wait for the others
 
 constexpr int padded(int n, int to = GROUP) { return (n + to - 1) / to * to; }
@@ -107,7 +108,11 @@ class Model {
             const size_t count = size_t(p.depth) * p.block_count * kv_stride_;
             cache_bytes_ = count * (p.narrow_cache ? 2 : 4);
         }
-        for (int i = 0; i < threads; ++i) grow(own_[i], threads);
+        for (int l = 0; l < p.depth; ++l) {
+            const float* f = p.layers[l].frequencies;
+            frequencies_[l && f != frequencies_[0]] = f;
+        }
+        for (int i = 0; i < threads; ++i) grow(own_[i]);
     }
 
     void give_cache(void* keys, void* values) { keys_ = keys; values_ = values; }
@@ -121,7 +126,7 @@ class Model {
         attn_ = attn_room_.of(t * attended_);
         last_x_ = last_x_room_.of(size_t(rows.wanted_count) * width_);
         last_attn_ = last_attn_room_.of(size_t(rows.wanted_count) * attended_);
-        turns_ = turns_room_.of(2 * t * kinds() * (plan_.head_width / 2));
+        turns_ = turns_room_.of(2 * t * KINDS * (plan_.head_width / 2));
         memset(spoiled, 0, t);
         lay_out();
         for (auto& counter : counters_) counter.n.store(0, std::memory_order_relaxed);
@@ -131,7 +136,7 @@ class Model {
   private:
     struct alignas(64) Counter { std::atomic<int> n{0}; };
 
-    void grow(Own& own, int) {
+    void grow(Own& own) {
         const size_t inputs = size_t(PANEL) * most_inputs_;
         own.floats.of(inputs); own.codes.of(inputs);
         own.scales.of(inputs / GROUP); own.sums.of(inputs / FINE);
@@ -149,10 +154,9 @@ class Model {
         tiles_.clear();
         longest_ = 0;
         for (int n = 0; n < rows_.sequences; ++n) {
-            const int start = rows_.starts[n], end = rows_.starts[n + 1], count = end - start;
+            const int start = rows_.starts[n], end = rows_.starts[n + 1];
             longest_ = std::max(longest_, rows_.positions[end - 1] + 1);
             for (int row = start; row < end; row += most) tiles_.push_back({n, row, std::min(most, end - row)});
-            (void)count;
         }
         if (!plan_.block_count) {
             own_tables_.clear(); own_starts_.assign(1, 0);
@@ -202,7 +206,7 @@ class Model {
 
     void compute(int thread) {
         const auto [a, b] = part(rows_.count, thread, team_.size());
-        for (int row = a; row < b; ++row) embed(thread, row);
+        for (int row = a; row < b; ++row) embed(row);
         team_.wait();
         for (int l = 0; l < plan_.depth; ++l) {
             each_panel(thread, rows_.count, counters_[2 * l], [&](const Crew& crew, int a, int b) {
@@ -222,15 +226,12 @@ class Model {
         answer(thread);
     }
 
-    int kinds() const { return 2; }  // of rotations: layers have one of at most two lists of frequencies
-
     const float* turns(int row, int kind) const {
-        return turns_ + (size_t(row) * kinds() + kind) * 2 * (plan_.head_width / 2);
+        return turns_ + (size_t(row) * KINDS + kind) * 2 * (plan_.head_width / 2);
     }
-    int kind_of(const Layer& layer) const { return layer.frequencies == first_frequencies() ? 0 : 1; }
-    const float* first_frequencies() const { return plan_.layers[0].frequencies; }
+    int kind_of(const Layer& layer) const { return layer.frequencies == frequencies_[0] ? 0 : 1; }
 
-    void embed(int thread, int row) {
+    void embed(int row) {
         const Plan& p = plan_;
         float* x = x_ + size_t(row) * width_;
         const int position = rows_.positions[row];
@@ -250,8 +251,8 @@ class Model {
         }
         if (p.embedding_norm.weight) norm(p.embedding_norm, x, x);
         const int half = p.head_width / 2;
-        for (int kind = 0; kind < kinds(); ++kind) {
-            const float* f = kind ? second_frequencies() : first_frequencies();
+        for (int kind = 0; kind < KINDS; ++kind) {
+            const float* f = frequencies_[kind];
             if (!f) continue;
             float* out = const_cast<float*>(turns(row, kind));
             for (int d = 0; d < half; ++d) {
@@ -260,12 +261,6 @@ class Model {
                 out[half + d] = std::sin(angle);
             }
         }
-        (void)thread;
-    }
-    const float* second_frequencies() const {
-        for (int l = 1; l < plan_.depth; ++l)
-            if (plan_.layers[l].frequencies != first_frequencies()) return plan_.layers[l].frequencies;
-        return nullptr;
     }
 
     void norm(const Norm& norm, const float* x, float* out) const {
@@ -413,10 +408,8 @@ class Model {
         Own& own = own_[thread];
         float* q = own.q.get();
         Sight<T> sight;
-        const int start = rows_.starts[tile.sequence], end = rows_.starts[tile.sequence + 1];
-        const int length = rows_.positions[end - 1] + 1;
+        const int length = rows_.positions[rows_.starts[tile.sequence + 1] - 1] + 1;
         int low = length, high = 0;
-        (void)start;
         for (int r = 0; r < queries; ++r) {
             const int row = tile.row + r / heads, position = rows_.positions[row], window = int(layer.window);
             const float* from = qkv_ + size_t(row) * projected_ + (first + r % heads) * d;
@@ -530,6 +523,7 @@ class Model {
     std::vector<Counter> counters_;
     int width_, attended_, projected_, hidden_, head_;  // padded
     int group_, splits_, most_inputs_;
+    const float* frequencies_[KINDS] = {};
     size_t kv_stride_, cache_bytes_ = 0;
     void *keys_ = nullptr, *values_ = nullptr;
     // Of the step in progress

@@ -32,6 +32,12 @@ INLINE void unrolled(F&& f) { unrolled_(f, std::make_integer_sequence<int, N>{})
 #define UNROLL(N, i, ...) unrolled<N>([&](auto i) __attribute__((always_inline)) { __VA_ARGS__; })
 
 INLINE float widen(bf16 x) { uint32_t bits = uint32_t(x) << 16; float out; memcpy(&out, &bits, 4); return out; }
+INLINE float widen_half(fp16 h) {  // the exponent by a product, so that subnormal numbers are right too
+    uint32_t bits = uint32_t(h & 0x7fff) << 13;
+    float x; memcpy(&x, &bits, 4);
+    x *= 0x1p112f;
+    return h & 0x8000 ? -x : x;
+}
 INLINE bf16 narrow(float x) {  // to the nearest, ties to even; a NaN stays one
     uint32_t bits; memcpy(&bits, &x, 4);
     const uint32_t rounded = bits + 0x7fff + (bits >> 16 & 1);
@@ -218,12 +224,7 @@ INLINE void load_pairs(const bf16* p, Floats& a, Floats& b) {
 }
 INLINE Floats load_halves(const fp16* p) {
     Floats out;
-    for (int i = 0; i < LANES; ++i) {  // a half's exponent is widened by a product, subnormal numbers included
-        uint32_t bits = uint32_t(p[i] & 0x7fff) << 13;
-        float x; memcpy(&x, &bits, 4);
-        x *= 0x1p112f;
-        out[i] = p[i] & 0x8000 ? -x : x;
-    }
+    for (int i = 0; i < LANES; ++i) out[i] = widen_half(p[i]);
     return out;
 }
 
