@@ -22,6 +22,7 @@ MEMORY = (
 UNKNOWN = 4 << 30  # what is assumed of a system that doesn't say
 RESERVE = 128 << 20  # bytes left alone at least: what libraries and the allocator keep, requests and their texts
 RESERVED = 0.1  # of the free memory, if that is more
+PHYSICAL_CORES = torch.get_num_threads()  # before anybody sets it; two threads on one core only get in each other's way
 STATM = Path("/proc/self/statm")
 SLACK = 64 << 20  # bytes that a process may grow by before what is free in it is given back
 GLANCE_S = 1.0
@@ -99,7 +100,7 @@ def compute_threads() -> int:
 
 def core_limits() -> Iterator[int]:
     """What the machine has, what this process may use, and what the container is given time for."""
-    yield torch.get_num_threads()  # physical cores: two threads on one core only get in each other's way
+    yield PHYSICAL_CORES
     if hasattr(os, "sched_getaffinity"):
         yield len(os.sched_getaffinity(0))
     if (GROUPS / "cpu.max").exists():

@@ -299,7 +299,8 @@ def test_the_machine_is_asked_within_its_container(tmp_path: Path, monkeypatch: 
     assert machine.free_memory(torch.device("cpu")) == 4000
     (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 700\nactive_file 9\n")
     assert machine.free_memory(torch.device("cpu")) == 4700  # files that nobody uses go when they must
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    monkeypatch.setattr(machine, "PHYSICAL_CORES", 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # as the compiled step has it set: that is not the machine
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
     assert machine.compute_threads() == 5
     (tmp_path / "cpu.max").write_text("150000 100000")
