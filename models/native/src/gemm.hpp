@@ -72,6 +72,18 @@ INLINE size_t block_bytes(const Linear& l) {
 INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
 
+// What is read after a tile, of which it brings its share into the second-level cache, evenly: memory that is asked for
+// everything at once makes all wait.
+struct Ahead {
+    const uint8_t* at;
+    int bytes;  // for each step of the tile, at most 128; 0: nothing, again and again
+    INLINE void step() {
+        prefetch_later(at);
+        if (bytes > 64) prefetch_later(at + 64);
+        at += bytes;
+    }
+};
+
 // Rows r of a tile are at p[r / 3] + r % 3 * K: three to a pointer, so that addresses need few registers.
 template <int R, class T>
 struct Cursor {
@@ -82,17 +94,16 @@ struct Cursor {
     INLINE void advance(int n) { UNROLL((R + 2) / 3, i, p[i] += n); }
 };
 
-// The product of R rows and LANES columns of each half of a block; `lane` is the first of them, `next` what is read
-// soon after.
+// The product of R rows and LANES columns of each half of a block; `lane` is the first of them.
 template <int R>
 INLINE void multiply_floats(const Linear& l, const uint8_t* block, int lane, const float* x, Floats (&f)[R][2],
-                            const uint8_t* next) {
+                            Ahead ahead) {
     const float* w = (const float*)block + lane;
     Cursor<R, float> at(x, l.inputs);
     for (int k = 0; k < l.inputs; ++k, w += COLUMNS) {
         Floats w0 = load(w), w1 = load(w + HALF);
         if constexpr (R == 1) { prefetch(w + 512); prefetch(w + 512 + HALF); }
-        else if (next) { prefetch_later(next); prefetch_later(next + 64); next += 128; }
+        else ahead.step();
         UNROLL(R, r, Floats b = all(*at.row(r)); f[r][0] = fma(w0, b, f[r][0]); f[r][1] = fma(w1, b, f[r][1]));
         at.advance(1);
     }
@@ -100,7 +111,7 @@ INLINE void multiply_floats(const Linear& l, const uint8_t* block, int lane, con
 
 template <int R>
 INLINE void multiply_int8(const Linear& l, const uint8_t* w, int lane, const Operand& x, int row, Floats (&f)[R][2],
-                          const uint8_t* next) {
+                          Ahead ahead) {
     const int groups = l.inputs / GROUP;
     const float* scales = x.scales + size_t(row) * groups;
     const int32_t* sums = x.sums + size_t(row) * groups * 2;
@@ -124,7 +135,7 @@ INLINE void multiply_int8(const Linear& l, const uint8_t* w, int lane, const Ope
         } else {
             for (int k = 0; k < GROUP; k += 4, w += 128) {
                 Ints w0 = load_codes(w), w1 = load_codes(w + 64);
-                if (next) { prefetch_later(next); prefetch_later(next + 64); next += 128; }
+                ahead.step();
                 UNROLL(R, r, Four b = four(at.row(r)); a[r][0] = dot(a[r][0], w0, b); a[r][1] = dot(a[r][1], w1, b));
                 at.advance(4);
             }
@@ -136,7 +147,7 @@ INLINE void multiply_int8(const Linear& l, const uint8_t* w, int lane, const Ope
 
 template <int R, bool shifted>
 INLINE void multiply_int4(const Linear& l, const uint8_t* w, int lane, const Operand& x, int row, Floats (&f)[R][2],
-                          const uint8_t* next) {
+                          Ahead ahead) {
     constexpr int bytes = shifted ? SHIFTED_BYTES : FINE_BYTES;
     const int groups = l.inputs / FINE;
     const float* scales = x.scales + size_t(row) * (groups / 2);
@@ -146,8 +157,8 @@ INLINE void multiply_int4(const Linear& l, const uint8_t* w, int lane, const Ope
         Ints a[R][2];
         UNROLL(R, r, a[r][0] = a[r][1] = all_ints(shifted ? 0 : -8 * sums[size_t(r) * groups + g]));
         if constexpr (R == 1) { UNROLL(bytes / 64, i, prefetch(w + 4 * bytes + 64 * i)); }
-        else if (next) { UNROLL(bytes / 64, i, prefetch_later(next + 64 * i)); next += bytes; }
-        UNROLL(4, u, UNROLL(2, h, Ints codes = load_codes(w + 128 * u + 64 * h + 4 * lane);
+        UNROLL(4, u, UNROLL(2, h, if constexpr (R > 1) ahead.step();
+            Ints codes = load_codes(w + 128 * u + 64 * h + 4 * lane);
             Ints low = low_codes(codes); Ints high = high_codes(codes);
             UNROLL(R, r, a[r][h] = dot(a[r][h], low, four(at.row(r) + 8 * u));
                 a[r][h] = dot(a[r][h], high, four(at.row(r) + 8 * u + 4)))));
@@ -192,21 +203,21 @@ INLINE void finish(const Linear& l, int block, int lane, Floats (&f)[R][2], cons
 }
 
 template <int R>
-void tile(const Linear& l, int block, const Operand& x, int row, const Target& to, const uint8_t* next) {
+void tile(const Linear& l, int block, const Operand& x, int row, const Target& to, Ahead ahead) {
     const uint8_t* w = l.weights + block * block_bytes(l);
     for (int lane = 0; lane < HALF; lane += LANES) {
         Floats f[R][2];
         UNROLL(R, r, f[r][0] = f[r][1] = zero());
-        if (l.format == FLOAT32) multiply_floats<R>(l, w, lane, x.floats + size_t(row) * l.inputs, f, next);
-        else if (l.format == INT8) multiply_int8<R>(l, w, lane, x, row, f, next);
-        else if (l.format == INT4) multiply_int4<R, false>(l, w, lane, x, row, f, next);
-        else multiply_int4<R, true>(l, w, lane, x, row, f, next);
+        if (l.format == FLOAT32) multiply_floats<R>(l, w, lane, x.floats + size_t(row) * l.inputs, f, ahead);
+        else if (l.format == INT8) multiply_int8<R>(l, w, lane, x, row, f, ahead);
+        else if (l.format == INT4) multiply_int4<R, false>(l, w, lane, x, row, f, ahead);
+        else multiply_int4<R, true>(l, w, lane, x, row, f, ahead);
         finish<R>(l, block, lane, f, to, row);
-        next = nullptr;
+        ahead = {w, 0};
     }
 }
 
-using Tile = void (*)(const Linear&, int, const Operand&, int, const Target&, const uint8_t*);
+using Tile = void (*)(const Linear&, int, const Operand&, int, const Target&, Ahead);
 template <int... R>
 constexpr auto tiles_of(std::integer_sequence<int, R...>) {
     struct { Tile of[sizeof...(R) + 1]; } table{{nullptr, tile<R + 1>...}};
@@ -220,11 +231,14 @@ inline void gemm(const Linear& l, const Operand& x, int rows, int from, int to_b
     if (!rows) return;
     const int most = l.format == INT8 && rows > 36 && LANES == 16 ? 8 : l.format >= INT4 && LANES == 16 ? 8 : MOST_ROWS;
     const int tiles = (rows + most - 1) / most;
+    const int steps = l.format >= INT4 ? l.inputs / 4 : l.format == INT8 ? l.inputs / 4 : l.inputs;
+    const int bytes = (int(block_bytes(l)) / steps + tiles - 1) / tiles;  // ahead in each step
     for (int block = from; block < to_block; ++block) {
         const uint8_t* next = block + 1 < to_block ? l.weights + (block + 1) * block_bytes(l) : after;
         for (int t = 0, row = 0; t < tiles; ++t) {
             const int count = rows / tiles + (t < rows % tiles);
-            TILES.of[count](l, block, x, row, to, t ? nullptr : next);
+            TILES.of[count](l, block, x, row, to,
+                next ? Ahead{next + size_t(t) * steps * bytes, bytes} : Ahead{l.weights, 0});
             row += count;
         }
     }

@@ -51,9 +51,12 @@ struct Rows {
 
 namespace {
 
-constexpr int PANEL = 128;  // rows
-constexpr int KINDS = 2;    // of rotations: a layer has one of at most two lists of frequencies
-constexpr int FEW = 4;      // rows that every thread prepares for itself, rather than wait for the others
+constexpr int PANEL = 128;   // rows
+constexpr int KINDS = 2;     // of rotations: a layer has one of at most two lists of frequencies
+constexpr int GRAINS = 6;    // of a product for each thread
+constexpr int STREAMED = 8;  // rows up to which memory is waited for, which is read fastest from end to end: one grain
+constexpr int CLAIMS = 4;    // products whose counters may be in use, or be made ready, at once
+constexpr int FEW = 4;       // rows that every thread prepares for itself, rather than wait for the others
 
 constexpr int padded(int n, int to = GROUP) { return (n + to - 1) / to * to; }
 
@@ -82,6 +85,7 @@ struct Own {  // of one thread
     Room<int8_t> codes;
     Room<int32_t> sums;
     Room<const void*> blocks;
+    int product = 0;  // how many were made together in this step
 };
 
 struct AttentionTile {
@@ -128,9 +132,12 @@ class Model {
         last_attn_ = last_attn_room_.of(size_t(rows.wanted_count) * attended_);
         turns_ = turns_room_.of(2 * t * KINDS * (plan_.head_width / 2));
         memset(spoiled, 0, t);
+        team_.muster();
         lay_out();
         for (auto& counter : counters_) counter.n.store(0, std::memory_order_relaxed);
-        team_.run(true, [this](int thread) { compute(thread); });
+        for (auto& claims : claims_) claims.n.store(team_.size(), std::memory_order_relaxed);
+        for (auto& own : own_) own.product = 0;
+        team_.run([this](int thread) { compute(thread); });
     }
 
   private:
@@ -283,13 +290,33 @@ class Model {
         return x;
     }
 
+    // Threads take a few blocks of the outputs at a time, since one core may be faster than another: the first ones by
+    // their number, then whatever is next.
     void product(const Crew& crew, const Linear& l, const Operand& x, int count, const Target& to,
                  const Linear* after = nullptr) {
-        const auto [a, b] = crew.share(l.outputs / COLUMNS);
-        const uint8_t* next = nullptr;
-        if (after) next = after->weights + crew.share(after->outputs / COLUMNS).first * block_bytes(*after);
-        gemm(l, x, count, a, b, to, next);
+        const int blocks = l.outputs / COLUMNS;
+        if (!crew.together || team_.size() == 1) {
+            gemm(l, x, count, 0, blocks, to, after ? after->weights : nullptr);
+            return;
+        }
+        Own& own = own_[crew.thread];
+        Counter& next = claims_[own.product % CLAIMS];
+        if (crew.thread == 0) claims_[(own.product + 2) % CLAIMS].n.store(team_.size(), std::memory_order_relaxed);
+        ++own.product;
+        const int some = grain(l);
+        for (int a = crew.thread * some; a < blocks;) {
+            const int b = next.n.fetch_add(1, std::memory_order_relaxed) * some;
+            const uint8_t* ahead = nullptr;
+            if (b < blocks) ahead = l.weights + b * block_bytes(l);
+            else if (after) ahead = after->weights + crew.thread * grain(*after) * block_bytes(*after);
+            gemm(l, x, count, a, std::min(a + some, blocks), to, ahead);
+            a = b;
+        }
         crew.meet();
+    }
+
+    int grain(const Linear& l) const {
+        return std::max(1, l.outputs / COLUMNS / ((rows_.count <= STREAMED ? 1 : GRAINS) * team_.size()));
     }
 
     // A layer up to where rows need each other: queries, keys and values of rows [a, b).
@@ -521,6 +548,7 @@ class Model {
     Team team_;
     std::vector<Own> own_;
     std::vector<Counter> counters_;
+    Counter claims_[CLAIMS];
     int width_, attended_, projected_, hidden_, head_;  // padded
     int group_, splits_, most_inputs_;
     const float* frequencies_[KINDS] = {};

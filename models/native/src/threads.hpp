@@ -1,10 +1,16 @@
 // A team of threads that do one thing at a time together: the caller is one of them.
 //
 // Knows nothing of what is done.  The one idea: within a job everybody meets at barriers by spinning, since the next
-// part begins within microseconds; between jobs the others spin for a moment and then sleep.
+// part begins within microseconds; between jobs the others spin for a moment and then sleep.  Where a neighbour wants
+// the cores too, all wait at every barrier for the one who has none: fewer are faster then, so how many take part is
+// decided anew for each job.
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <ctime>
+#include <numeric>
 #include <thread>
 #include <vector>
 
@@ -17,66 +23,112 @@ inline void breathe() { std::this_thread::yield(); }
 
 class Team {
   public:
-    explicit Team(int size) : size_(size), spins_(size <= int(std::thread::hardware_concurrency()) ? SPINS : 0) {
+    explicit Team(int size)
+        : spins_(size <= int(std::thread::hardware_concurrency()) ? SPINS : 0), most_(size), size_(size), used_(size) {
         for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
     }
     ~Team() {
         job_ = nullptr;
+        size_ = most_;
         announce();
         for (auto& thread : threads_) thread.join();
     }
+
+    // Decides how many take part in the next job.
+    void muster() {
+        if (size_ < most_ && Clock::now() >= until_) ++size_;
+    }
     int size() const { return size_; }
 
-    // f(thread) on all threads at once, or on the caller's alone; the caller is thread 0.
+    // f(thread) on all that take part at once; the caller is thread 0.
     template <class F>
-    void run(bool together, F&& f) {
-        count_ = together ? size_ : 1;
-        if (count_ == 1) { f(0); return; }
+    void run(F&& f) {
+        if (size_ == 1) { f(0); return; }
         job_ = [](void* f, int thread) { (*static_cast<std::remove_reference_t<F>*>(f))(thread); };
         what_ = &f;
+        const auto began = Clock::now();
         announce();
-        f(0);
-        wait();  // for the last of the others
+        work(0);
+        judge(Clock::now() - began);
     }
 
     // Returns when all threads of the job have called it.
     void wait() {
-        if (count_ == 1) return;
+        if (size_ == 1) return;
         const int round = round_.load(std::memory_order_acquire);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == count_ - 1) {
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
             arrived_.store(0, std::memory_order_relaxed);
             round_.store(round + 1, std::memory_order_release);
             return;
         }
+        Time began{};
         for (int spins = 0; round_.load(std::memory_order_acquire) == round;) {
-            if (++spins < spins_) breathe();
+            if (++spins == PATIENT) began = computed();
+            if (spins < spins_) breathe();
             else std::this_thread::yield();  // somebody else has the core of whom we wait for
         }
+        if (began != Time{}) idle += computed() - began;
     }
 
   private:
-    static constexpr int SPINS = 20000, LINGER = 1000;  // about a millisecond, and a twentieth of one
+    using Clock = std::chrono::steady_clock;
+    using Time = std::chrono::nanoseconds;
+    static constexpr int SPINS = 20000, LINGER = 1000, PATIENT = 500;  // about 1, 0.05 and 0.025 ms
+    static constexpr Time SHORT = std::chrono::milliseconds(10), LONG = std::chrono::seconds(2);
+    static constexpr uint32_t COUNTED = 1 << 10;  // more than threads there are
 
-    void announce() {
-        job_number_.fetch_add(1, std::memory_order_release);
-        job_number_.notify_all();
+    static Time computed() {  // by this thread
+        timespec t;
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+        return std::chrono::seconds(t.tv_sec) + Time(t.tv_nsec);
     }
-    void serve(int thread) {
-        for (int seen = 0;;) {
-            for (int spins = 0; spins < LINGER && job_number_.load(std::memory_order_acquire) == seen; ++spins) breathe();
-            job_number_.wait(seen, std::memory_order_acquire);
-            seen = job_number_.load(std::memory_order_acquire);
-            if (!job_) return;
-            job_(what_, thread);
-            wait();
+
+    void work(int thread) {
+        idle = Time{};
+        const Time before = computed();
+        job_(what_, thread);
+        used_[thread] = computed() - before - idle;
+        wait();  // for the last of the others
+    }
+
+    // All of us together did less than one fewer could have done in the same time: one fewer from now on.  One more
+    // again after a pause, which grows as long as that turns out to be too early.
+    void judge(Time took) {
+        if (std::accumulate(used_.begin(), used_.begin() + size_, Time{}) < took * (size_ - 1)) {
+            --size_;
+            until_ = Clock::now() + pause_;
+            pause_ = std::min(4 * pause_, LONG);
+        } else if (size_ == most_) {
+            pause_ = SHORT;
         }
     }
 
-    const int size_, spins_;
-    int count_ = 1;
+    // The number of a job says how many take part too: both change at once.
+    void announce() {
+        const uint32_t last = job_number_.load(std::memory_order_relaxed);
+        job_number_.store((last / COUNTED + 1) * COUNTED + uint32_t(size_), std::memory_order_release);
+        job_number_.notify_all();
+    }
+    void serve(int thread) {
+        for (uint32_t seen = 0;;) {
+            for (int spins = 0; spins < LINGER && job_number_.load(std::memory_order_acquire) == seen; ++spins) breathe();
+            job_number_.wait(seen, std::memory_order_acquire);
+            seen = job_number_.load(std::memory_order_acquire);
+            if (thread >= int(seen % COUNTED)) continue;
+            if (!job_) return;
+            work(thread);
+        }
+    }
+
+    const int spins_, most_;
+    int size_;
+    Time pause_ = SHORT;
+    Clock::time_point until_{};
     void (*job_)(void*, int) = nullptr;
     void* what_ = nullptr;
-    alignas(64) std::atomic<int> job_number_{0};
+    std::vector<Time> used_;  // for computing, in the last job
+    static inline thread_local Time idle{};  // spent in long waits of this job
+    alignas(64) std::atomic<uint32_t> job_number_{0};
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<int> round_{0};
     std::vector<std::thread> threads_;
