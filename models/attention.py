@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from models.config import ModelConfig
 from models.positions import Rotary, rotate
 from models.ragged import Ragged
+from models.varlen import sight
 
 Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]  # as `attend`
 GROUP_COST = 1024  # a further group's fixed cost, in scores; measured on two cores
@@ -62,7 +63,10 @@ class Group:
 
 @dataclass(frozen=True)
 class Frame:
-    """What all layers of one forward pass share: groups, masks, rotations, and the way back to packed rows."""
+    """What all layers of one forward pass share: groups, masks, rotations, and the way back to packed rows.
+
+    Where one kernel attends for all (`Ragged.spans`) there are no groups.
+    """
 
     batch: Ragged
     groups: list[Group]
@@ -75,11 +79,11 @@ class Frame:
     def of(cls, batch: Ragged, config: ModelConfig, rotaries: Sequence[Rotary], dtype: torch.dtype) -> "Frame":
         """`rotaries`: none, that of all layers, or those of full and of windowed layers."""
         turns = [rotary.turns(batch.positions, dtype) for rotary in rotaries]
-        lengths, seen = batch.lengths, batch.seen
-        members = grouping(lengths, seen)
+        members = grouping(batch.lengths, batch.seen) if batch.spans is None else []
         groups = [_group(batch, config, group, dtype) for group in members]
         full, windowed = (turns[0], turns[-1]) if turns else (None, None)
-        return cls(batch, groups, _order(batch, members), full, windowed, config.depth - 1)
+        order = _order(batch, members) if members else None
+        return cls(batch, groups, order, full, windowed, config.depth - 1)
 
     def narrow(self, x: Tensor, layer: int) -> Tensor:
         """[T, W] to the wanted rows [M, W] where no later layer needs the others: after the last attention."""
@@ -93,6 +97,9 @@ class Frame:
         cache, windowed = self.batch.cache, config.is_windowed(layer)
         if cache is not None:
             cache.cache.write(layer, cache.places, key, value)
+        if self.batch.spans is not None:
+            kept = (key, value) if cache is None else (cache.cache.keys[layer], cache.cache.values[layer])
+            return self.batch.spans.attend(query, kept, sight(config, layer), config.score_scale or None)
         mixed = []
         for group in self.groups:
             if cache is None:

@@ -14,20 +14,26 @@ class PagedCache:
     """Storage for `count` blocks of `size` tokens, per layer one tensor of keys and one of values.
 
     Inside a block the heads come first, so that what is gathered for a head lies in one piece: products want that.
+    With `in_place` the tokens do, as the kernel that reads blocks where they are wants it (models.varlen).
     It starts as zeros and stays finite: what a mask hides is still multiplied, and 0 * NaN is NaN.
     """
 
-    def __init__(self, config: ModelConfig, count: int, size: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig, count: int, size: int, like: Tensor, in_place: bool = False) -> None:
+        """Numbers are kept as those of `like`, and where it is."""
         self.count, self.size, self.heads, self.width = count, size, config.kv_heads, config.head_width
-        shape = (count, config.kv_heads, size, config.head_width)
-        self.keys = [_zeros(shape, dtype, device) for _ in range(config.depth)]  # [count, KV, size, D]
-        self.values = [_zeros(shape, dtype, device) for _ in range(config.depth)]
-        self._gathered = [torch.empty(0, dtype=dtype, device=device) for _ in range(2)]
+        self.in_place = in_place
+        inner = (size, config.kv_heads) if in_place else (config.kv_heads, size)
+        shape = (count, *inner, config.head_width)
+        self.keys = [_zeros(shape, like) for _ in range(config.depth)]  # [count, KV, size, D] or [count, size, KV, D]
+        self.values = [_zeros(shape, like) for _ in range(config.depth)]
+        self._gathered = [like.new_empty(0) for _ in range(2)]
 
     def places(self, slots: Tensor) -> Tensor:
         """[T * KV] rows of D numbers in which the heads of the tokens at `slots` [T] are stored."""
-        block, offset = slots // self.size, slots % self.size
         heads = torch.arange(self.heads, device=slots.device)
+        if self.in_place:
+            return (slots[:, None] * self.heads + heads).flatten()
+        block, offset = slots // self.size, slots % self.size
         return ((block[:, None] * self.heads + heads) * self.size + offset[:, None]).flatten()
 
     def pieces(self, blocks: Tensor) -> Tensor:
@@ -75,13 +81,13 @@ class CacheView:
 
     cache: PagedCache
     places: Tensor  # [T * KV] where the keys and values of each row are stored; see PagedCache.places
-    tables: Sequence[Sequence[int]]  # [N] the blocks of each sequence, in order
-    lengths: Sequence[int]  # [N] tokens to read, the new ones included
+    tables: Sequence[Sequence[int]] = ()  # [N] the blocks of each sequence, in order; none where Ragged has spans
+    lengths: Sequence[int] = ()  # [N] tokens to read, the new ones included; the same
 
 
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def _zeros(shape: tuple[int, ...], like: Tensor) -> Tensor:
     """Zeros whose memory is only taken when it is first written, on a CPU."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = int(np.prod(shape)) * dtype.itemsize
-    return torch.from_numpy(np.zeros(size, np.uint8)).view(dtype).view(shape)
+    if like.device.type != "cpu":
+        return like.new_zeros(shape)
+    size = int(np.prod(shape)) * like.dtype.itemsize
+    return torch.from_numpy(np.zeros(size, np.uint8)).view(like.dtype).view(shape)

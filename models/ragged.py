@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from models.cache import CacheView
+from models.varlen import Spans
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Ragged:
 
     `tokens[i]` stands at `positions[i]` of its sequence.  With a `cache`, the rows are only the newest tokens of
     their sequences, and the older ones are read from it.  `wanted` are the rows whose states are asked for; None
-    asks for all.
+    asks for all.  With `spans` one kernel attends for all sequences, else they do in groups.
     """
 
     tokens: Tensor  # [T]
@@ -28,6 +29,7 @@ class Ragged:
     segments: Tensor | None = None  # [T]
     cache: CacheView | None = None
     wanted: Tensor | None = None  # [M]
+    spans: Spans | None = None
 
     @classmethod
     def of(

@@ -7,7 +7,6 @@ anew.
 
 from collections.abc import Set as AbstractSet
 from itertools import pairwise
-from typing import cast
 
 import torch
 from torch import Tensor
@@ -15,29 +14,42 @@ from torch import Tensor
 from models.attention import padding
 from models.cache import CacheView, PagedCache
 from models.executor import Rows
+from models.graphs import Computed, Graphs, InPlace
 from models.heads import LanguageHead
 from models.ragged import Ragged
+from models.sheet import Sheet
 from models.transformer import Transformer
 
 
 class TorchExecutor:
     """Runs `network` and, for a generator, `head` on what `Rows` asks for; see models.executor.Executor.
 
-    `block_count` 0 means no cache: every sequence comes whole.
+    `block_count` 0 means no cache: every sequence comes whole.  Which way it attends is chosen here, once.
     """
 
     def __init__(
-        self, network: Transformer, head: LanguageHead | None = None, *, block_count: int = 0, block_size: int = 0
+        self,
+        network: Transformer,
+        head: LanguageHead | None = None,
+        *,
+        block_count: int = 0,
+        block_size: int = 0,
+        in_place: InPlace | None = None,
     ) -> None:
         self.network, self.head = network.eval(), head
         self.block_count, self.block_size = block_count, block_size
-        weight = network.tokens.weight
+        weight, config = network.tokens.weight, network.config
         self.device, self.dtype = weight.device, weight.dtype
         self._poisoned: set[int] = set()  # blocks that hold numbers that are none
         self._unsure: set[int] = set()  # blocks of a step that raised: nobody has looked at what it stored
-        self.cache = (
-            PagedCache(network.config, block_count, block_size, self.dtype, self.device) if block_count else None
-        )
+        self._kernel = None if in_place is None else in_place.kernel
+        self.cache: PagedCache | None = None
+        self._graphs: Graphs | None = None
+        if block_count:
+            replays = in_place is not None and in_place.talking > 0
+            self.cache = PagedCache(config, block_count + replays, block_size, weight, in_place is not None)
+            if in_place is not None and replays:  # over one more block, the spare one
+                self._graphs = Graphs(self._compute, self.cache, in_place, config.max_positions)
 
     @property
     def poisoned(self) -> AbstractSet[int]:
@@ -45,21 +57,35 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> Tensor:
+        """Good until the next step."""
         slots = self._slots(rows) if self.cache is not None else []
         self._cleanse(slots)
         self._unsure |= self._blocks_of(slots)
-        batch = self._batch(rows, slots)
+        if self._graphs is not None and self._graphs.padding(rows) >= 0:
+            out, finite = self._graphs.step(rows, slots)
+        else:
+            out, finite = self._compute(self._batch(rows, slots))
+        if finite is not None:
+            self._suspect(finite, slots)
+        return out
+
+    def _compute(self, batch: Ragged) -> Computed:
         states = self.network(batch)  # [M, W]
-        if batch.cache is not None:
-            self._suspect(batch.cache, slots)
+        view = batch.cache
+        finite = None if view is None else view.cache.finite(view.places)
         out = states if self.head is None else self.head(states)
-        return cast(Tensor, out.float())
+        return out.float(), finite
 
     def padding(self, rows: Rows) -> int:
+        if self._kernel is not None:
+            return 0 if self._graphs is None else max(self._graphs.padding(rows), 0)
         lengths = [end - start for start, end in pairwise(rows.starts)]
         return padding(lengths, self._seen(rows))
 
     def _batch(self, rows: Rows, slots: list[int]) -> Ragged:
+        if self._kernel is not None:
+            sheet = Sheet(rows, slots, max(map(len, rows.tables)))
+            return sheet.read(sheet.on(self.device), self._kernel, self.cache, self.network.config.max_positions)
         cache = None
         if self.cache is not None:
             places = self.cache.places(self._tensor(slots))
@@ -88,9 +114,9 @@ class TorchExecutor:
     def _seen(self, rows: Rows) -> list[int]:
         return [rows.positions[end - 1] + 1 for end in rows.starts[1:]]
 
-    def _suspect(self, view: CacheView, slots: list[int]) -> None:
-        finite = view.cache.finite(view.places).tolist()
-        self._poisoned |= self._blocks_of([slot for slot, good in zip(slots, finite, strict=True) if not good])
+    def _suspect(self, finite: Tensor, slots: list[int]) -> None:
+        bad = [slot for slot, good in zip(slots, finite.tolist(), strict=True) if not good]
+        self._poisoned |= self._blocks_of(bad)
         self._unsure -= self._blocks_of(slots)
 
     def _cleanse(self, slots: list[int]) -> None:

@@ -13,6 +13,7 @@ from models.config import ModelConfig
 
 GROWTH = 1.25  # memory to gather into is made so much larger than what is wanted
 PROVEN = 192  # rows of a product that are held to be compared
+RECORD = 16 << 20  # a recorded step, and what libraries keep for it; a guess, not yet compared with a GPU
 MASKING = 3  # bytes a score while a mask is made: which keys exist, which are in sight, both
 
 
@@ -20,7 +21,8 @@ MASKING = 3  # bytes a score while a mask is made: which keys exist, which are i
 class Largest:
     """The largest step: `rows` tokens of at most `sequences` sequences, each looking at up to `context` tokens.
 
-    `cached`: their keys and values come out of a cache.  `invariant`: computed as models.invariant does.
+    `cached`: their keys and values come out of a cache.  `invariant`: computed as models.invariant does.  `in_place`:
+    one kernel attends for all (models.varlen), without masks and copies.
     """
 
     rows: int
@@ -28,6 +30,7 @@ class Largest:
     context: int
     cached: bool
     invariant: bool = False
+    in_place: bool = False
 
 
 def block_bytes(config: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -58,6 +61,8 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> i
 
 def _masks(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> int:
     """Those of all groups, and in attention one more copy for each query head that shares a key head."""
+    if largest.in_place:
+        return 0
     shared = config.heads // config.kv_heads
     kept = (2 if config.window else 1) * dtype.itemsize
     copied = shared * dtype.itemsize if shared > 1 else 0
@@ -68,9 +73,16 @@ def _masks(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> int:
 
 def gathered_bytes(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> int:
     """Keys and values out of the cache, of one layer and one group of sequences; kept from step to step."""
-    if not largest.cached:
+    if not largest.cached or largest.in_place:
         return 0
     keys = min(largest.sequences * largest.context, max(GROUP_KEYS, largest.context))
     numbers = 2 * keys * config.kv_heads * config.head_width
     padded = torch.float32.itemsize if largest.invariant else 0
     return int(numbers * (GROWTH * dtype.itemsize + padded))
+
+
+def recorded_bytes(config: ModelConfig, dtype: torch.dtype, talking: int) -> int:
+    """Recorded steps of up to `talking` sequences: their logits, together twice the largest, and what they share."""
+    logits = 2 * talking * config.vocab_size * (torch.float32.itemsize + dtype.itemsize)
+    step = Largest(rows=talking, sequences=talking, context=0, cached=True, in_place=True)
+    return logits + _activations(config, dtype, step) + RECORD * (talking.bit_length() + 1)

@@ -15,9 +15,10 @@ from models.checkpoint.estimate import Size, size
 from models.config import ModelConfig
 from models.native import estimate as native
 from models.native.plan import Precision
-from models.workspace import Largest, block_bytes, forward_bytes, gathered_bytes, proof_bytes
+from models.workspace import Largest, block_bytes, forward_bytes, gathered_bytes, proof_bytes, recorded_bytes
 from service.engine.sampler import drawing_bytes
 from service.errors import NoRoom
+from service.executors import kernel_for
 from service.place import Place, placed
 from service.settings import Settings
 
@@ -82,7 +83,7 @@ def need(model: Sized, settings: Settings, blocks: int) -> Need:
         workspace=model.size.tokenizer + taken.computing,
         loading=model.size.tokenizer + taken.loading,
         blocks=blocks,
-        block_size=settings.block_size,
+        block_size=place.block_size,
     )
 
 
@@ -97,15 +98,18 @@ class Parts:
 
 
 def torch_parts(model: Sized, settings: Settings, largest: Largest) -> Parts:
-    config, dtype = model.config, placed(settings).dtype
+    config, place = model.config, placed(settings)
+    dtype, block = place.dtype, block_bytes(config, place.block_size, place.dtype)
     computing = forward_bytes(config, dtype, largest)
     if model.generates:
         before = 0 if dtype.itemsize == 4 else dtype.itemsize  # the logits are float32
         computing = max(computing, drawn_bytes(model, largest, before))
+        if largest.in_place:  # and the spare block that padding is written to
+            computing += recorded_bytes(config, dtype, settings.max_running) + block
     proof = proof_bytes(config, dtype, model.generates) if settings.deterministic else 0
     return Parts(
         model.size.weights(dtype),
-        block_bytes(config, settings.block_size, dtype),
+        block,
         computing + gathered_bytes(config, dtype, largest),
         max(model.size.passing(dtype), proof),
     )
@@ -127,23 +131,33 @@ def drawn_bytes(model: Sized, largest: Largest, before: int) -> int:
 
 
 def largest_step(model: Sized, settings: Settings, blocks: int) -> Largest:
+    place = placed(settings)
+    in_place = kernel_for(place, model.config) is not None
     if model.generates:
         return Largest(
             rows=settings.step_tokens,
             sequences=settings.max_running,
-            context=min(model.context, blocks * settings.block_size),
+            context=min(model.context, blocks * place.block_size),
             cached=True,
             invariant=settings.deterministic,
+            in_place=in_place,
         )
     rows = max(settings.encoder_step_tokens, model.context)
-    return Largest(rows=rows, sequences=rows, context=model.context, cached=False, invariant=settings.deterministic)
+    return Largest(
+        rows=rows,
+        sequences=rows,
+        context=model.context,
+        cached=False,
+        invariant=settings.deterministic,
+        in_place=in_place,
+    )
 
 
 def least(model: Sized, settings: Settings) -> Need:
     """With the smallest cache it is served with: one full context, or what is asked for."""
     if not model.generates:
         return need(model, settings, 0)
-    return need(model, settings, math.ceil((settings.cache_tokens or model.context) / settings.block_size))
+    return need(model, settings, math.ceil((settings.cache_tokens or model.context) / placed(settings).block_size))
 
 
 def most_blocks(model: Sized, settings: Settings) -> int:
@@ -153,7 +167,7 @@ def most_blocks(model: Sized, settings: Settings) -> int:
     useful = settings.max_running * model.context
     if placed(settings).device.type == "cpu":
         useful = min(useful, max(model.context, CACHE_TOKENS))
-    return math.ceil((settings.cache_tokens or useful) / settings.block_size)
+    return math.ceil((settings.cache_tokens or useful) / placed(settings).block_size)
 
 
 class Budget:

@@ -174,11 +174,13 @@ def conditions(loaded: Checkpoint, settings: Settings, requests: Sequence[Reques
 def generating(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]) -> Iterator[Condition]:
     needs = [len(request.tokens) + request.max_tokens for request in requests if isinstance(request, Generate)]
     waves = batches(len(needs))
-    size = settings.block_size
+    place = placed(settings)
+    size = place.block_size
     roomy = executor_of(loaded, settings, sum(math.ceil(need / size) for need in needs))
     most = max(sum(needs[number] for number in wave) for wave in waves)
-    small = settings if placed(settings).instructions else settings.model_copy(update={"block_size": SMALL_BLOCK})
-    tight = executor_of(loaded, small, math.ceil(max(*needs, most // SHARE) / small.block_size))
+    fixed = place.instructions or place.kernel is not None  # the size of a block decides who attends
+    small = settings if fixed else settings.model_copy(update={"block_size": SMALL_BLOCK})
+    tight = executor_of(loaded, small, math.ceil(max(*needs, most // SHARE) / placed(small).block_size))
 
     def worker(executor: Executor = roomy, **budgets: int) -> Callable[[], Worker]:
         return lambda: Generator(executor, model="verified", **budgets)

@@ -9,22 +9,40 @@ from typing import cast
 from torch import nn
 
 from models.checkpoint import Checkpoint
+from models.config import ModelConfig
 from models.executor import Executor
+from models.graphs import InPlace
 from models.heads import LanguageHead
-from models.invariant import make_head_invariant, make_invariant
+from models.invariant import make_head_invariant, make_invariant, prove_kernel
 from models.native.executor import NativeExecutor
 from models.native.plan import Precision, ignore
 from models.torch_executor import TorchExecutor
-from service.place import placed
+from models.varlen import Kernel, suits
+from service.place import Place, placed
 from service.settings import Settings
 
 
 def prepare(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] = lambda: None) -> None:
     """Before its executor is made: see to it that answers depend on nothing else, where that takes anything."""
-    if placed(settings).instructions:
+    place = placed(settings)
+    if place.instructions:
         make_head_invariant(loaded.head)  # the rest is by construction
     elif settings.deterministic:
         make_invariant(loaded.network, loaded.head, breathe)
+        if kernel := kernel_for(place, loaded.config):
+            prove_kernel(kernel, loaded.config, loaded.network.tokens.weight)
+
+
+def kernel_for(place: Place, config: ModelConfig) -> Kernel | None:
+    """What attends over blocks in place, where that is for such a network."""
+    return place.kernel if suits(config) else None
+
+
+def called(place: Place, config: ModelConfig) -> str:
+    """What computes such a network, for people."""
+    if place.instructions:
+        return f"native-{place.instructions}"
+    return "torch-varlen" if kernel_for(place, config) else "torch"
 
 
 def executor_of(
@@ -37,8 +55,10 @@ def executor_of(
     place = placed(settings)
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
     if not place.instructions:
-        size = settings.block_size if blocks else 0
-        return TorchExecutor(loaded.network, head, block_count=blocks, block_size=size)
+        kernel = kernel_for(place, loaded.config)
+        how = InPlace(kernel, settings.max_running if blocks else 0) if kernel else None
+        size = place.block_size if blocks else 0
+        return TorchExecutor(loaded.network, head, block_count=blocks, block_size=size, in_place=how)
     return NativeExecutor(
         loaded.network,
         head,

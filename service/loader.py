@@ -27,7 +27,7 @@ from service.engine.encoder import Encoder, Head
 from service.engine.engine import Engine, Failure, attempt, settle
 from service.engine.generator import Generator
 from service.engine.worker import Worker
-from service.executors import executor_of, prepare
+from service.executors import called, executor_of, prepare
 from service.model import Model
 from service.place import Place, placed, unable
 from service.settings import Settings
@@ -96,7 +96,7 @@ class Loader:
             undo.pop_all()
         served = Served(model_of(need, loaded, self._place), worker, need)
         warm, size = time.perf_counter() - read, need.weights / 2**20
-        how = f"{self._place.precision} by {self._place.executor}"
+        how = f"{self._place.precision} by {served.model.executor}"
         told = (need.name, loaded.family, loaded.task, how, size, read - began, warm)
         log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *told)
         return served
@@ -158,7 +158,7 @@ def model_of(need: Need, loaded: Checkpoint, place: Place) -> Model:
         vocab_size=loaded.config.vocab_size,
         width=loaded.config.width,
         dtype=place.precision,
-        executor=place.executor,
+        executor=called(place, loaded.config),
         source=loaded.source,
         created=int(time.time()),
         tokenizer=loaded.tokenizer,

@@ -10,6 +10,7 @@ import torch
 
 from models.native.library import runnable
 from models.native.plan import BLOCK
+from models.varlen import PAGE, Kernel, found
 from service.machine import compute_threads
 from service.settings import Settings, SettingsError
 
@@ -20,18 +21,16 @@ Precision = Literal["float32", "bfloat16", "int8", "int4"]
 class Place:
     """A device and the format of weights and arithmetic on it.
 
-    `instructions` are those of the compiled step (models.native); empty: torch computes.  `dtype` is what weights are
-    read as.
+    `instructions` are those of the compiled step (models.native); empty: torch computes.  `kernel` is what attends
+    over blocks in place (models.varlen), if anything does.  `dtype` is what weights are read as.
     """
 
     device: torch.device
     precision: Precision
     threads: int
+    block_size: int
     instructions: str = ""
-
-    @property
-    def executor(self) -> str:
-        return f"native-{self.instructions}" if self.instructions else "torch"
+    kernel: Kernel | None = None
 
     @property
     def torch_threads(self) -> int:
@@ -40,7 +39,7 @@ class Place:
 
     @property
     def dtype(self) -> torch.dtype:
-        return torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        return dtype_of(self.precision)
 
 
 def placed(settings: Settings) -> Place:
@@ -55,7 +54,14 @@ def placed(settings: Settings) -> Place:
         wanted = "executor: native" if settings.executor == "native" else f"precision: {precision}"
         raise SettingsError(f"{wanted} is asked for and the compiled step cannot be used: {hindrance}")
     threads = settings.threads or compute_threads()
-    return Place(torch.device("cuda" if gpu else "cpu"), precision, threads, "" if hindrance else runnable()[0])
+    device, dtype = torch.device("cuda" if gpu else "cpu"), dtype_of(precision)
+    kernel = found(device, dtype) if hindrance and settings.block_size % PAGE == 0 else None
+    size = settings.block_size or (PAGE if kernel else BLOCK)
+    return Place(device, precision, threads, size, "" if hindrance else runnable()[0], kernel)
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
 
 
 def unable(settings: Settings, precision: Precision, gpu: bool) -> str:
@@ -66,6 +72,6 @@ def unable(settings: Settings, precision: Precision, gpu: bool) -> str:
         return "it runs on a CPU, and networks run on the GPU here"
     if precision == "bfloat16":
         return "it computes in float32, int8 or int4, not in bfloat16"
-    if settings.block_size != BLOCK:
+    if settings.block_size not in (0, BLOCK):
         return f"its cache has blocks of {BLOCK} tokens, and block_size is {settings.block_size}"
     return "" if runnable() else "it was not compiled when polyhead was installed, for want of a C++ compiler"

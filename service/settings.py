@@ -71,7 +71,12 @@ class Settings(BaseSettings):
     cache_tokens: int = Field(
         0, ge=0, le=1 << 30, description="Tokens a generator's cache holds; 0: from its context and the free memory."
     )
-    block_size: int = Field(16, ge=1, le=1024, description="Tokens in a block of the cache.")
+    block_size: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Tokens in a block of the cache; 0: 16, or 256 where a GPU's attention reads blocks in place.",
+    )
     step_tokens: int = Field(512, ge=1, le=1 << 20, description="Tokens a generator computes in one step, at most.")
     max_running: int = Field(64, ge=1, le=4096, description="Sequences a generator advances in one step, at most.")
     prefill_chunk: int = Field(256, ge=1, le=1 << 20, description="Tokens of one prompt computed in a step, at most.")

@@ -17,9 +17,12 @@ from models.attention import Attention
 from models.errors import InvarianceError
 from models.heads import LanguageHead
 from models.invariant.attention import prove_attention
+from models.invariant.kernel import prove_kernel
 from models.invariant.linear import InvariantActivation, InvariantLinear, lay_by_input, prove_rows, proven_sizes
 from models.ragged import Ragged
 from models.transformer import MLP, PreBlock, Transformer
+
+__all__ = ["make_head_invariant", "make_invariant", "prove_kernel"]
 
 LENGTHS = (2, 7, 20)  # tokens of the sequences that are computed alone and together at the end
 
