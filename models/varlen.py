@@ -9,9 +9,9 @@ import inspect
 import logging
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from itertools import pairwise
 
 import torch
@@ -30,6 +30,10 @@ WIDEST = 256  # heads, which must be a multiple of 8 too
 CLOSE = 0.03  # of numbers around one, rounded to bfloat16 on the way
 
 log = logging.getLogger("polyhead.varlen")
+varlen_attn: Kernel | None = None
+if torch.cuda.is_available():  # it takes seconds to import, which only a GPU makes up for
+    with suppress(ImportError):  # nor is it in the oldest torch that will do
+        from torch.nn.attention.varlen import varlen_attn
 
 
 @dataclass(frozen=True)
@@ -88,16 +92,23 @@ def found(device: torch.device, dtype: torch.dtype) -> Kernel | None:
     """The kernel, if there is one here that computes what it should."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16) or torch.version.cuda is None:
         return None
-    try:
-        kernel: Kernel = import_module("torch.nn.attention.varlen").varlen_attn
-        missing = ASKED - inspect.signature(kernel).parameters.keys()
-        wrong = f"it takes no {', '.join(sorted(missing))}" if missing else refuted(kernel, device, dtype)
-    except (ImportError, AttributeError, RuntimeError, ValueError) as error:
-        wrong = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    wrong = hindrance(varlen_attn, device, dtype)
     if wrong:
         log.info("torch's variable-length attention is not used: %s", wrong)
         return None
-    return kernel
+    return varlen_attn
+
+
+def hindrance(kernel: Kernel | None, device: torch.device, dtype: torch.dtype) -> str:
+    """Why the kernel is not used; empty if it is."""
+    if kernel is None:
+        return "this torch has none"
+    if missing := ASKED - inspect.signature(kernel).parameters.keys():
+        return f"it takes no {', '.join(sorted(missing))}"
+    try:
+        return refuted(kernel, device, dtype)
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
 
 
 @torch.inference_mode()

@@ -37,7 +37,7 @@ def test_flags_over_environment_over_file_over_defaults(tmp_path: Path, monkeypa
     monkeypatch.setenv("POLYHEAD_PORT", "2")
     monkeypatch.setenv("POLYHEAD_HOST", "2.2.2.2")
     settings = read({"host": "3.3.3.3"})
-    assert (settings.host, settings.port, settings.threads, settings.block_size) == ("3.3.3.3", 2, 3, 16)
+    assert (settings.host, settings.port, settings.threads, settings.step_tokens) == ("3.3.3.3", 2, 3, 512)
 
 
 def test_the_file_of_a_flag_wins_over_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

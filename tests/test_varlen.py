@@ -3,6 +3,7 @@
 What needs a GPU is at the end, and is left out where there is none.
 """
 
+import inspect
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from models.executor import Rows
 from models.graphs import InPlace, Run, sizes
 from models.invariant import make_invariant, prove_kernel
 from models.torch_executor import TorchExecutor
-from models.varlen import PAGE, found, refuted
+from models.varlen import PAGE, found, hindrance, refuted
 from models.workspace import block_bytes
 from service import place
 from service.budget import Sized, need
@@ -326,6 +327,20 @@ def test_a_wrong_kernel_is_refuted(name: str) -> None:
 
 def test_there_is_none_for_a_cpu() -> None:
     assert found(CPU, torch.bfloat16) is None
+
+
+def test_why_a_kernel_is_not_used_is_said() -> None:
+    def older(query: Tensor, window_size: int, enable_gqa: bool, seqused_k: Tensor) -> Tensor:
+        return query
+
+    def broken(*given: Any, **options: Any) -> Tensor:
+        raise RuntimeError("paging needs another kernel\nmore of it")
+
+    assert hindrance(None, CPU, torch.float32) == "this torch has none"
+    assert hindrance(older, CPU, torch.float32) == "it takes no block_table, num_splits"
+    broken.__signature__ = inspect.signature(attention)  # type: ignore[attr-defined]
+    assert hindrance(broken, CPU, torch.float32) == "RuntimeError: paging needs another kernel"
+    assert not hindrance(attention, CPU, torch.float32)
 
 
 def test_a_kernel_whose_rows_depend_on_others_is_refused() -> None:
