@@ -33,7 +33,7 @@ log = logging.getLogger("polyhead.varlen")
 varlen_attn: Kernel | None = None
 if torch.cuda.is_available():  # it takes seconds to import, which only a GPU makes up for
     with suppress(ImportError):  # nor is it in the oldest torch that will do
-        from torch.nn.attention.varlen import varlen_attn
+        from torch.nn.attention.varlen import varlen_attn  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)
