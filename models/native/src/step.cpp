@@ -60,13 +60,19 @@ constexpr int FEW = 4;       // rows that every thread prepares for itself, rath
 
 constexpr int padded(int n, int to = GROUP) { return (n + to - 1) / to * to; }
 
+#ifdef __SANITIZE_ADDRESS__
+constexpr bool EXACT = true;  // rooms have nothing to spare, so that whoever leaves one is seen
+#else
+constexpr bool EXACT = false;
+#endif
+
 template <class T>
 class Room {  // memory that grows and starts as zeros
   public:
     T* of(size_t count) {
         if (count > count_) {
-            count_ = count + count / 4;
-            size_t bytes = (count_ * sizeof(T) + 63) / 64 * 64 + 64;
+            count_ = count + (EXACT ? 0 : count / 4);
+            size_t bytes = (count_ * sizeof(T) + 63) / 64 * 64 + (EXACT ? 0 : 64);
             memory_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
             memset(static_cast<void*>(memory_.get()), 0, bytes);
         }

@@ -241,9 +241,11 @@ INLINE Ints dot(Ints sum, Ints codes, Four x) {
            (codes >> 24 & 255) * x.x[3];
 }
 INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
+    x = largest(x, all(-128.f));  // a number that is none too: it has no whole number
+    x = least(x, all(127.f));
     for (int i = 0; i < LANES; ++i) {
         int n = int(std::nearbyintf(x[i]));
-        p[i] = int8_t(n < -128 ? -128 : n > 127 ? 127 : n);
+        p[i] = int8_t(n);
         sum[i] += n;
     }
 }

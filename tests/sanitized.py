@@ -1,0 +1,159 @@
+"""The compiled step under sanitizers, as a child of tests: `python tests/sanitized.py FOLDER NAME`.
+
+Loads FOLDER/NAME.so, compiled with sanitizers, and drives it over tiny networks of every kind.  A report ends the
+process.  The one idea: whatever the step reads or writes lies in an allocation of exactly its size, so that the first
+byte behind it is seen.  Answers are judged elsewhere.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from test_native import ENCODERS, GENERATORS, LLAMA, head, multiplied, network, pieces, rows_of
+from torch import Tensor, nn
+
+from models.config import ModelConfig
+from models.heads import LanguageHead
+from models.native import executor as native
+from models.native import library, memory
+from models.native.plan import Packed, Precision
+from models.transformer import Transformer
+
+LENGTHS = (1, 5, 16, 270)  # the last in two parts of attention
+ODD = {
+    "odd widths": replace(LLAMA, width=50, mlp_width=37, heads=3, kv_heads=1, head_width=10, vocab_size=33),
+    "odd and plain": replace(LLAMA, width=70, mlp_width=65, gated_mlp=False, vocab_size=97, window=3, kv_heads=3),
+}
+FINE, BLOCKS, WIDE = 32, 24, 150  # WIDE: rows of which threads take panels
+TURN = count()
+
+
+class Exact(native.NativeExecutor):
+    """Answers without room to spare."""
+
+    def _room(self, rows: int) -> Tensor:
+        return torch.empty(rows, self._stride)
+
+
+def exact_bytes(size: int) -> NDArray[np.uint8]:
+    return np.zeros(size, np.uint8)
+
+
+def exact(self: memory.Memory, count: int, dtype: type[np.generic]) -> NDArray[np.generic]:
+    return np.zeros(count, dtype)
+
+
+def narrow(net: nn.Module, least: float) -> None:
+    """Weights become 16 steps of a power of two: of both signs, or above `least` where that is not zero."""
+    for linear in (module for module in net.modules() if isinstance(module, nn.Linear)):
+        codes = torch.randint(0, 16, linear.weight.shape).float()
+        codes.flatten()[:2] = torch.tensor([0.0, 15.0])
+        with torch.no_grad():
+            linear.weight.copy_((codes + least) / 16 if least else (codes - 8) / 16)
+
+
+def narrowed(config: ModelConfig, least: float) -> tuple[Transformer, LanguageHead]:
+    net, last = network(config), head(config)
+    narrow(net, least)
+    narrow(last, least)
+    return net, last
+
+
+def kinds(config: ModelConfig) -> list[Callable[[], tuple[Transformer, LanguageHead, Precision]]]:
+    """The network with all the weights there are."""
+    return [
+        lambda: (network(config), head(config), "float32"),
+        lambda: (network(config), head(config), "int8"),
+        lambda: (*narrowed(config, 0.0), "int4"),
+        lambda: (*narrowed(config, -3.5), "int4"),
+    ]
+
+
+def some_kinds(config: ModelConfig) -> list[tuple[Transformer, LanguageHead, Precision]]:
+    """Of the plainest network all, of each other the next one."""
+    made = kinds(config)
+    return [make() for make in (made if config is LLAMA else [made[next(TURN) % 4]])]
+
+
+def chunks(config: ModelConfig, choice: random.Random) -> Iterator[list[tuple[list[int], int, list[int]]]]:
+    """Texts in random chunks in random company, then one token after the other, alone and all together."""
+    free = list(range(BLOCKS))
+    choice.shuffle(free)
+    tables = [[free.pop() for _ in range(-(-(length + 2) // 16))] for length in LENGTHS]
+    cuts, done = [[length] if length > WIDE else list(pieces(choice, length)) for length in LENGTHS], [0] * len(LENGTHS)
+    for _ in range(2):
+        for cut in cuts:
+            cut.append(1)
+    while any(cuts):
+        parts = []
+        for n in (n for n in range(len(LENGTHS)) if cuts[n] and choice.random() < 0.8):
+            size = cuts[n].pop(0)
+            tokens = [choice.randrange(config.vocab_size) for _ in range(size)]
+            parts.append((tokens, done[n], tables[n][: -(-(done[n] + size) // 16)]))
+            done[n] += size
+        if parts:
+            yield parts
+
+
+def generate(config: ModelConfig, instructions: str) -> int:
+    steps = 0
+    for net, last, precision in some_kinds(config):
+        threads = 1 + steps % 3
+        executor = Exact(net, last, precision=precision, block_count=BLOCKS, threads=threads, instructions=instructions)
+        for parts in chunks(config, random.Random(steps)):
+            executor.step(rows_of(parts, last_only=steps % 4 > 0))
+            steps += 1
+    return steps
+
+
+def encode(config: ModelConfig, instructions: str) -> int:
+    choice, steps = random.Random(1), 0
+    for net, _, precision in some_kinds(config):
+        executor = Exact(net, precision=precision, threads=2, instructions=instructions)
+        for lengths in ((1,), LENGTHS, (33, 2, 64)):
+            texts = [[choice.randrange(config.vocab_size) for _ in range(length)] for length in lengths]
+            rows = rows_of([(text, 0, []) for text in texts], last_only=len(lengths) == 3)
+            executor.step(replace(rows, segments=[1] * len(rows.tokens)) if config.segments else rows)
+            steps += 1
+    return steps
+
+
+def multiply(instructions: str) -> int:
+    """Products of all the heights that a tile can have."""
+    for precision in ("float32", "int8"):
+        pack = Packed(library.library(instructions), LLAMA, precision)
+        for rows in range(1, 15):
+            multiplied(pack, nn.Linear(FINE + rows, 29 + rows, bias=rows % 2 > 0), torch.randn(rows, FINE + rows))
+    return 28
+
+
+def spoil(instructions: str) -> int:
+    """Numbers that are none."""
+    for precision in ("float32", "int8"):
+        net = network(LLAMA)
+        with torch.no_grad():
+            net.tokens.weight[7] = torch.tensor([float("nan"), float("inf"), -3e38] * 16)
+        executor = Exact(net, head(LLAMA), precision=precision, block_count=2, instructions=instructions)
+        executor.step(rows_of([([1, 7, 2], 0, [1]), ([3], 0, [0])]))
+    return 2
+
+
+def main(folder: Path, instructions: str) -> None:
+    torch.set_num_threads(1)
+    memory.Memory.zeros = exact  # type: ignore[method-assign]
+    native.mapped = exact_bytes
+    library.LIBRARIES = folder
+    steps = multiply(instructions) + spoil(instructions)
+    steps += sum(generate(config, instructions) for config in (GENERATORS | ODD).values())
+    steps += sum(encode(config, instructions) for config in ENCODERS.values())
+    sys.stdout.write(f"{steps} steps\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
