@@ -1,4 +1,4 @@
-"""The command line: `polyhead serve | chat | classify | embed | models | train | check | verify-determinism`.
+"""The command line: `polyhead serve | chat | classify | embed | models | train | check | bench | verify-determinism`.
 
 Knows what to call, not how it works.  The one idea: nothing is imported before it is needed (the only module that may
 do so), so that `--help` doesn't wait for torch.
@@ -26,6 +26,8 @@ Key = Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, 
 Named = Annotated[str, typer.Option("--model", help="Name of the model; the first that fits if left out.")]
 Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False)]
 HERE = "http://127.0.0.1:8000"
+bench = typer.Typer(help="Measure what there is.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
 
 
 def fail(message: object, code: int = 1) -> typer.Exit:
@@ -212,6 +214,25 @@ def check(ctx: typer.Context) -> None:
     typer.echo(said)
     if not fits:
         raise typer.Exit(1)
+
+
+@bench.callback()
+def bench_options() -> None:
+    pass
+
+
+@bench.command("machine")
+def bench_machine(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")] = False,
+) -> None:
+    """Bytes and operations a second of this machine, by threads: what bounds any model here."""
+    from service import settings
+
+    settings.prepare_process()
+    from service.bench import measured
+
+    found = measured()
+    typer.echo(found.as_json() if as_json else found.as_text())
 
 
 def main() -> None:
