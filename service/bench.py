@@ -13,11 +13,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 from models.config import ModelConfig
 from models.native.library import library, runnable
+from models.native.memory import mapped
 from models.native.plan import Packed, Precision
 from service import machine
 
@@ -140,10 +142,11 @@ def processor_figures(cores: int) -> Iterator[Figure]:
     free = machine.spendable_memory(torch.device("cpu"))
     places = {"memory": min(4 * cache, UNCACHED, free // 4), "last-level cache": min(cache // 2, CACHED, free // 4)}
     for what, size in places.items():
-        numbers = torch.ones(size // 4)
+        numbers = torch.from_numpy(mapped(size).view(np.float32))  # large pages, as weights lie
+        numbers.fill_(1.0)
         for threads in thread_counts(cores):
             torch.set_num_threads(threads)
-            yield Figure(what, "torch.sum", threads, size / seconds(numbers.sum) / 1e9, "GB/s")
+            yield Figure(what, "torch.sum", threads, numbers.nbytes / seconds(numbers.sum) / 1e9, "GB/s")
         del numbers
     for threads in sorted({1, cores}):
         torch.set_num_threads(threads)
