@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator
 from torch import nn
 
 from models.config import ModelConfig
@@ -217,6 +218,8 @@ def draw(axes: Axes, found: Sequence[Measured], along: str) -> None:
     axes.set(xscale="log", yscale="log", xlabel=along, ylabel="microseconds a token")
     axes.set_xticks(across, [f"{value:,}" for value in across])
     axes.minorticks_off()
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
 
 
 def draw_sizes(axes: Axes, found: Sequence[Measured]) -> None:
