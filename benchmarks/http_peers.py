@@ -1,0 +1,175 @@
+"""Servers beside each other: 32 streams over HTTP, the client on the same cores.
+
+    python -m benchmarks.http_peers [--install] [--share] [--rounds 3] [--threads 2] [--only NAME ...]
+
+Environments and models are those of benchmarks/peers.py, which makes them; `--install` adds what servers need.  Each
+run starts a server, asks it from a process of its own, and ends it; a round goes through all of them.  `--share` runs
+Polyhead in process too, in the same round.  Not here: OpenVINO Model Server and llama.cpp's own, of which package
+registries have no wheel.
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+
+from benchmarks.peers import OURS, called, measured, middle, placed, python, table
+from benchmarks.peers import Peer as InProcess
+from benchmarks.serving import machine
+
+STREAMS, READY_S, LIMIT_S = 32, 120.0, 300.0
+SERVERS = {  # what is installed into an environment of benchmarks/peers.py
+    "llamacpp": ("uvicorn", "fastapi", "pydantic-settings", "sse-starlette", "starlette-context"),
+    "openvino": ("fastapi", "uvicorn"),
+}
+COLUMNS = {
+    "tokens/s": ("tokens/s",),
+    "first token p50 / last, ms": ("first p50", "first last"),
+    "of the same in process": ("share",),
+}
+ALONE = "polyhead_generation"
+
+
+@dataclass(frozen=True)
+class Server:
+    """A line of the table: the words after Python, what it calls its model, where it says that it is ready."""
+
+    name: str
+    environment: str
+    words: str
+    model: str
+    ready: str = "/v1/models"
+    precision: str = ""  # of the run in process that it is compared with; none: it is not
+
+
+PEERS = (
+    Server(
+        "Polyhead int8",
+        OURS,
+        "-m service serve polyhead={generator} --precision int8 --port {port}",
+        "polyhead",
+        "/readyz",
+        "int8",
+    ),
+    Server(
+        "Polyhead float32",
+        OURS,
+        "-m service serve polyhead={generator} --precision float32 --port {port}",
+        "polyhead",
+        "/readyz",
+        "float32",
+    ),
+    Server(
+        "llama-cpp-python's server, Q8_0 (one at a time)",
+        "llamacpp",
+        "-m llama_cpp.server --model {models}/smollm2-Q8_0.gguf --model_alias llama --n_threads {threads} "
+        "--n_ctx 512 --interrupt_requests false --port {port}",
+        "llama",
+    ),
+    Server(
+        "OpenVINO GenAI Q8_0 behind a thin HTTP of ours",
+        "openvino",
+        "-m benchmarks.peer_runs.openvino_server {models}/smollm2-Q8_0.gguf {port} --threads {threads}",
+        "openvino",
+    ),
+)
+
+
+@contextlib.contextmanager
+def started(server: Server, threads: int) -> Iterator[str]:
+    """Its address, once it is ready.  Raises SystemExit if it does not become so."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    words = [python(server.environment), *placed(server.words, server.environment, port=port, threads=threads)]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(words, **quiet)  # type: ignore[call-overload]
+    url, end = f"http://127.0.0.1:{port}", time.monotonic() + READY_S
+    try:
+        while not ready(url + server.ready):
+            if process.poll() is not None or time.monotonic() > end:
+                raise SystemExit(f"{server.name} did not become ready")
+            time.sleep(0.1)
+        yield url
+    finally:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(15)
+        process.kill()
+
+
+def ready(url: str) -> bool:
+    with contextlib.suppress(httpx.TransportError):
+        return httpx.get(url, timeout=5).status_code == 200
+    return False
+
+
+def asked(server: Server, threads: int) -> tuple[dict[str, object], str]:
+    """The figures of one run, or none and the reason."""
+    client = [sys.executable, "-m", "benchmarks.peer_runs.http_client"]
+    try:
+        with started(server, threads) as url:
+            printed, reason = called([*client, url, server.model, "--streams", str(STREAMS)], {}, LIMIT_S)
+    except (SystemExit, OSError) as error:
+        return {}, str(error)
+    return ({}, reason) if reason else (json.loads(printed.strip().splitlines()[-1]), "")
+
+
+def alone(server: Server, threads: int) -> float:
+    """Tokens a second of the same in process, from arrival to the last token."""
+    figures, reason = measured(InProcess(server.name, OURS, ALONE, "{generator}", server.precision), threads, ())
+    return float(str(figures[f"whole {STREAMS}"])) if not reason else float("nan")
+
+
+def install() -> None:
+    for environment, packages in SERVERS.items():
+        words = [python(environment), "-m", "pip", "install", "-q", *packages]
+        print(f"{environment}: {called(words, {})[1] or 'installed'}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--threads", type=int, default=os.cpu_count())
+    parser.add_argument("--only", nargs="*", default=[""], help="parts of names, in any case")
+    parser.add_argument("--install", action="store_true")
+    parser.add_argument("--share", action="store_true", help="run Polyhead in process too")
+    options = parser.parse_args()
+    if options.install:
+        install()
+    chosen = [server for server in PEERS if any(part.lower() in server.name.lower() for part in options.only)]
+    figures: dict[Server, list[dict[str, object]]] = {server: [] for server in chosen}
+    reasons: dict[Server, str] = {}
+    for number in range(options.rounds):
+        for server in (server for server in chosen if server not in reasons):
+            once, reason = asked(server, options.threads)
+            if reason:
+                reasons[server] = reason
+                continue
+            if options.share and server.precision:
+                once["alone"] = alone(server, options.threads)
+            figures[server].append(once)
+            print(f"round {number + 1}, {server.name}: {json.dumps(once)}", file=sys.stderr, flush=True)
+    rows = {s.name: reasons.get(s) or shared(figures[s]) for s in chosen if reasons.get(s) or figures[s]}
+    print(f"{machine()}, {options.threads} threads, medians of {options.rounds} rounds\n")
+    print(table(f"{STREAMS} streams over HTTP", COLUMNS, rows))
+
+
+def shared(rounds: list[dict[str, object]]) -> dict[str, object]:
+    """Medians, and over HTTP as a share of in process, round by round."""
+    found = middle(rounds)
+    ratios = [float(str(once["tokens/s"])) / float(str(once["alone"])) for once in rounds if "alone" in once]
+    return found | ({"share": statistics.median(ratios)} if ratios else {})
+
+
+if __name__ == "__main__":
+    main()
