@@ -75,6 +75,9 @@ MADE: dict[str, tuple[str, str]] = {
     ),
     "bert-base": (OURS, f"-m {RUNS}.convert bert-base {{encoder}} {{target}}"),
 }
+GENERATORS = ("qwen2.5-0.5b", "gpt2-124m")  # in shape only: random weights, whether ratios hold for more than one model
+for shape in GENERATORS:
+    MADE[f"{shape}-Q8_0.gguf"] = (OURS, f"-m {RUNS}.shapes {shape} {{generator}} {{target}}")
 for shape, folder in ENCODERS.items():
     MADE[f"{shape}-plain.onnx"] = ("onnxruntime", f"-m {RUNS}.export_onnx plain {folder} {{target}}")
     MADE[f"{shape}-int8.onnx"] = ("onnxruntime", f"-m {RUNS}.export_onnx int8 {folder} {{target}}")
@@ -93,6 +96,15 @@ GENERATION = (
 )
 
 
+def generating(shape: str) -> tuple[Peer, ...]:
+    file = f"{{models}}/{shape}-Q8_0.gguf"
+    return (
+        Peer(f"{shape}: Polyhead int8", OURS, "polyhead_generation", file, "int8"),
+        Peer(f"{shape}: OpenVINO GenAI Q8_0", "openvino", "openvino_generation", file),
+        Peer(f"{shape}: llama.cpp Q8_0", "llamacpp", "llamacpp_generation", file),
+    )
+
+
 def encoding(shape: str, folder: str) -> tuple[Peer, ...]:
     return (
         Peer(f"{shape}: Polyhead int8", OURS, "polyhead_encoding", folder, "int8"),
@@ -105,6 +117,7 @@ def encoding(shape: str, folder: str) -> tuple[Peer, ...]:
     )
 
 
+SHAPES = tuple(peer for shape in GENERATORS for peer in generating(shape))
 ENCODING = tuple(peer for shape, folder in ENCODERS.items() for peer in encoding(shape, folder))
 # Columns: a heading, and the figures in it.
 GENERATION_COLUMNS = {
@@ -209,7 +222,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.install:
         install()
-    chosen = [p for p in (*GENERATION, *ENCODING) if any(part.lower() in p.name.lower() for part in options.only)]
+    chosen = [
+        p for p in (*GENERATION, *SHAPES, *ENCODING) if any(part.lower() in p.name.lower() for part in options.only)
+    ]
     figures: dict[Peer, list[dict[str, object]]] = {peer: [] for peer in chosen}
     reasons: dict[Peer, str] = {}
     with contextlib.suppress(KeyboardInterrupt):  # what was measured until then is shown
@@ -224,6 +239,7 @@ def main() -> None:
     print(f"{machine()}, {options.threads} threads, medians of up to {options.rounds} rounds\n")
     for title, group, columns in (
         ("generator", GENERATION, GENERATION_COLUMNS),
+        ("generator's shape", SHAPES, GENERATION_COLUMNS),
         ("encoder", ENCODING, ENCODING_COLUMNS),
     ):
         rows = {p.name: reasons.get(p) or middle(figures[p]) for p in group if reasons.get(p) or figures.get(p)}
