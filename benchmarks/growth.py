@@ -238,7 +238,8 @@ def save(figure: Figure, axes: Axes, title: str, name: str) -> None:
     axes.legend()
     axes.grid(alpha=0.3)
     (DOCS / "growth").mkdir(exist_ok=True)
-    figure.savefig(DOCS / "growth" / f"{name}.svg", metadata={"Date": None})
+    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(DOCS / "growth" / f"{name}.svg", metadata=nothing)
 
 
 def plots(found: Sequence[Measured]) -> None:

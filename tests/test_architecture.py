@@ -42,7 +42,9 @@ URL_HOSTS = {
     "example.com",
     "github.com",
     "huggingface.co",
+    "matplotlib.org",
     "www.apache.org",
+    "www.w3.org",
 }
 
 # What goes over a bound, and why it may.
