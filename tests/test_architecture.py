@@ -42,7 +42,6 @@ URL_HOSTS = {
     "example.com",
     "github.com",
     "huggingface.co",
-    "matplotlib.org",
     "www.apache.org",
     "www.w3.org",
 }
