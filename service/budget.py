@@ -120,10 +120,13 @@ def native_parts(model: Sized, place: Place, largest: Largest) -> Parts:
     computing = native.workspace_bytes(config, largest, place.threads, model.generates)
     if model.generates:
         computing += drawn_bytes(model, largest, 0)
-    kept, read = native.weight_bytes(config, precision, model.generates), model.size.weights(place.dtype)
-    table = config.vocab_size * config.width * place.dtype.itemsize  # let go of last; blocks are as they are packed
-    loading = max(read - kept, 0) + table + model.size.passing(place.dtype)
-    return Parts(kept, native.block_bytes(config, precision), computing, loading)
+    part = native.loading_bytes(config, precision, model.generates, model.size.tied)
+    return Parts(
+        native.weight_bytes(config, precision, model.generates),
+        native.block_bytes(config, precision),
+        computing,
+        part + model.size.passing(place.dtype),
+    )
 
 
 def drawn_bytes(model: Sized, largest: Largest, before: int) -> int:

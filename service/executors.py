@@ -4,9 +4,8 @@ Knows no requests.  Whoever calls is on the thread that will compute.
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import cast
-
-from torch import nn
 
 from models.checkpoint import Checkpoint
 from models.config import ModelConfig
@@ -15,7 +14,7 @@ from models.graphs import InPlace
 from models.heads import LanguageHead
 from models.invariant import make_head_invariant, make_invariant, prove_kernel
 from models.native.executor import NativeExecutor
-from models.native.plan import Precision, ignore
+from models.native.plan import Held, Precision
 from models.torch_executor import TorchExecutor
 from models.varlen import Kernel, suits
 from service.place import Place, placed
@@ -26,7 +25,9 @@ def prepare(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] 
     """Before its executor is made: see to it that answers depend on nothing else, where that takes anything."""
     place = placed(settings)
     if place.instructions:
-        make_head_invariant(loaded.head)  # the rest is by construction
+        if not isinstance(loaded.head, LanguageHead):
+            loaded.fill(loaded.head)
+            make_head_invariant(loaded.head)  # the rest is by construction
     elif settings.deterministic:
         make_invariant(loaded.network, loaded.head, breathe)
         if kernel := kernel_for(place, loaded.config):
@@ -45,12 +46,10 @@ def called(place: Place, config: ModelConfig) -> str:
     return "torch-varlen" if kernel_for(place, config) else "torch"
 
 
-def executor_of(
-    loaded: Checkpoint, settings: Settings, blocks: int = 0, packed: Callable[[nn.Module], None] = ignore
-) -> Executor:
+def executor_of(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: Held = nullcontext) -> Executor:
     """`blocks` of the cache of a generator.
 
-    The compiled step has packed weights of its own; `packed` hears of each part of the network that it needs no more.
+    The compiled step has packed weights of its own, made part by part; each is `held` meanwhile.
     """
     place = placed(settings)
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
@@ -66,5 +65,5 @@ def executor_of(
         block_count=blocks,
         threads=place.threads,
         instructions=place.instructions,
-        done=packed,
+        held=held,
     )

@@ -8,8 +8,8 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
@@ -89,8 +89,8 @@ class Loader:
             self.budget.take(need)
             undo.callback(self.budget.release, need)
             loaded = await self._engine.call(lambda: self._read(described, heard))
-            read = time.perf_counter()
             worker = await self._engine.call(lambda: self._employ(need, loaded))
+            read = time.perf_counter()
             await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
             self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
@@ -111,7 +111,7 @@ class Loader:
         await self._engine.call(machine.give_back)
 
     def _read(self, described: Described, heard: Heard) -> Checkpoint:
-        """On the engine's thread, as the next."""
+        """On the engine's thread, as the next.  For the compiled step weights are not read yet, but as they are packed."""
         breathed = time.perf_counter()
 
         def progress(done: int, total: int) -> None:
@@ -122,19 +122,21 @@ class Loader:
                 breathed = time.perf_counter()
 
         place = self._place
-        return checkpoint.read(
-            described.source, described.what, dtype=place.dtype, device=place.device, progress=progress
-        )
+        read = checkpoint.begin if place.instructions else checkpoint.read
+        return read(described.source, described.what, dtype=place.dtype, device=place.device, progress=progress)
 
     def _employ(self, need: Need, loaded: Checkpoint) -> Worker:
         settings, breathe = self._settings, self._engine.breathe
 
-        def packed(part: nn.Module) -> None:
+        @contextmanager
+        def held(part: nn.Module) -> Iterator[None]:
+            loaded.fill(part)
+            yield
             hollow(part)
             breathe()
 
         prepare(loaded, settings, breathe)
-        executor = self._executed(executor_of(loaded, settings, need.blocks, packed))
+        executor = self._executed(executor_of(loaded, settings, need.blocks, held))
         if not isinstance(loaded.head, LanguageHead):
             head, tokens = cast(Head, loaded.head), settings.encoder_step_tokens
             return Encoder(executor, head, model=need.name, task=loaded.task, token_budget=tokens)

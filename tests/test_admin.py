@@ -68,7 +68,7 @@ def serving(act: Act, models: dict[str, Path], **settings: Any) -> None:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], threading.Event]:
     """From when it is called, a load stops half way until the event is set; the engine's thread goes on."""
-    real = loader.checkpoint.read
+    real = loader.checkpoint.begin
 
     def hold() -> threading.Event:
         go_on = threading.Event()
@@ -79,7 +79,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], threading.Event]:
                 time.sleep(0.001)
             return real(*given, progress=progress, **named)
 
-        monkeypatch.setattr(loader.checkpoint, "read", read)
+        monkeypatch.setattr(loader.checkpoint, "begin", read)
         return go_on
 
     return hold
@@ -205,7 +205,7 @@ def test_a_load_that_fails_half_way_leaves_no_trace(
 
     async def act(client: Client) -> None:
         before = (await client.ask("GET", "/admin/models")).json()
-        monkeypatch.setattr(loader.checkpoint, "read", read)
+        monkeypatch.setattr(loader.checkpoint, "begin", read)
         answer = await client.ask("POST", "/admin/models", {"name": "new", "source": str(tiny_classifier)})
         assert answer.status_code == status
         said = f"loading new from {tiny_classifier} failed: {str(error).splitlines()[0]}"

@@ -84,10 +84,11 @@ def grown(warm: Path, source: Path, given: dict[str, Any]) -> dict[str, float]:
     ("kind", "given"),
     [
         ("generator", {"cache_tokens": 2048, "max_running": 12, "step_tokens": 256}),
+        ("generator", {"cache_tokens": 2048, "max_running": 12, "step_tokens": 256, "precision": "int8"}),
         ("generator", {"cache_tokens": 2048, "max_running": 24, "precision": "bfloat16"}),
         ("classifier", {"encoder_step_tokens": 2048}),
     ],
-    ids=["generator", "half", "encoder"],
+    ids=["generator", "bytes", "half", "encoder"],
 )
 def test_what_is_predicted_is_what_is_taken(request: pytest.FixtureRequest, kind: str, given: dict[str, Any]) -> None:
     """Within 20 %, at the worst load there is; and unloaded it is given back, but for a tenth."""

@@ -100,7 +100,7 @@ def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> No
 def test_while_it_loads(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Progress is visible from the event loop, and clients are told to come again."""
     seen: list[str] = []
-    real = loader.checkpoint.read
+    real = loader.checkpoint.begin
 
     def watched(source: str, what: Any, **options: Any) -> Any:
         options["progress"](3, 4)
@@ -112,7 +112,7 @@ def test_while_it_loads(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(Unavailable):
             served_by[0].only(["generate"])
         seen.append(source)
-        monkeypatch.setattr(loader.checkpoint, "read", real)
+        monkeypatch.setattr(loader.checkpoint, "begin", real)
         return real(source, what, **options)
 
     served_by: list[Registry] = []
@@ -120,7 +120,7 @@ def test_while_it_loads(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -
     async def act(served: Registry) -> None:
         served_by.append(served)
         assert served.states()["chat"] == State("waiting")
-        monkeypatch.setattr(loader.checkpoint, "read", watched)
+        monkeypatch.setattr(loader.checkpoint, "begin", watched)
         await served.load_all()
         assert [model.name for model in served.models()] == ["chat", "next"]
 
@@ -201,7 +201,7 @@ def test_an_end_while_models_load_breaks_none(tiny_generator: Path, monkeypatch:
         assert time.perf_counter() - began < 1
         assert "broken" not in {state.phase for state in served.states().values()}
 
-    monkeypatch.setattr(loader.checkpoint, "read", endless)
+    monkeypatch.setattr(loader.checkpoint, "begin", endless)
     asyncio.run(run())
 
 

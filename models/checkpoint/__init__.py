@@ -7,6 +7,7 @@ is executed or unpickled.  Loading is plain work of the calling thread, whicheve
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from typing import Literal, cast
@@ -16,7 +17,8 @@ from torch import nn
 
 from models.chat import ChatTemplate
 from models.checkpoint import adapter, folder, gguf, hub
-from models.checkpoint.description import Description, build
+from models.checkpoint.description import Description, blank
+from models.checkpoint.weights import Weights
 from models.config import ModelConfig
 from models.errors import CheckpointError, UnsupportedError
 from models.tokenizer import Tokenizer
@@ -28,7 +30,10 @@ log = getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What came out of a source.  `max_tokens` counts special tokens too; `weight_bytes` counts tied weights once."""
+    """What came out of a source.  `max_tokens` counts special tokens too; `weight_bytes` counts tied weights once.
+
+    `fill` gives a part of the network or the head its numbers, where they were not read with the rest.
+    """
 
     source: str
     family: str
@@ -43,6 +48,7 @@ class Checkpoint:
     max_tokens: int
     weight_bytes: int
     dtype: str
+    fill: Callable[[nn.Module], None]
 
 
 def ignore(done: int, total: int) -> None:
@@ -72,25 +78,46 @@ def read(
     progress: Callable[[int, int], None],
 ) -> Checkpoint:
     """The same of a source that is described already."""
-    network, head = build(what, dtype, torch.device(device), progress)
+    begun = begin(source, what, dtype=dtype, device=device, progress=progress)
+    begun.fill(begun.network)
+    begun.fill(begun.head)
+    begun.network.to(device)
+    return begun
+
+
+def begin(
+    source: str,
+    what: Description,
+    *,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    progress: Callable[[int, int], None],
+) -> Checkpoint:
+    """The same with nothing read yet: parameters have shapes and no memory, until `fill` is called for what is wanted.
+
+    CheckpointError unless the files hold exactly what the network takes.
+    """
+    network, head = blank(what)
+    weights = Weights(what, network, head, progress)
     known, rows = what.tokenizer.vocab_size, what.config.vocab_size
     if known > rows:
         log.warning("%s: the tokenizer knows %d tokens, the network only the first %d", source, known, rows)
-    weights = {id(parameter): parameter.nbytes for each in (network, head) for parameter in each.parameters()}
+    numbers = {id(parameter): parameter.numel() for each in (network, head) for parameter in each.parameters()}
     return Checkpoint(
         source=source,
         family=what.family,
         task=cast(Task, what.head.task),
         config=what.config,
-        network=network,
-        head=head,
+        network=network.eval(),
+        head=head.eval(),
         tokenizer=what.tokenizer,
         chat=what.chat,
         labels=what.head.labels,
         stop_tokens=what.stop_tokens,
         max_tokens=what.max_tokens,
-        weight_bytes=sum(weights.values()),
+        weight_bytes=sum(numbers.values()) * dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
+        fill=partial(weights.fill, dtype=dtype, device=torch.device(device)),
     )
 
 

@@ -1,8 +1,8 @@
 """A checkpoint that is understood but not yet read, and the network made of it.
 
 Knows nothing of files' formats or of families.  The one idea: build on torch's meta device, where tensors have shapes
-but no memory; compare every shape the files announce with every shape the network wants; and only then allocate, one
-tensor at a time.  A wrong or absurd checkpoint is refused before it costs anything.
+but no memory; compare every shape the files announce with every shape the network wants; and only then allocate
+(weights.py).  A wrong or absurd checkpoint is refused before it costs anything.
 """
 
 import math
@@ -78,28 +78,6 @@ class Unfilled(TorchFunctionMode):
         if getattr(func, "__name__", "") in DRAWN:
             return kwargs["tensor"] if "tensor" in kwargs else args[0]
         return func(*args, **kwargs)
-
-
-def build(
-    what: Description, dtype: torch.dtype, device: torch.device, progress: Callable[[int, int], None]
-) -> tuple[Transformer, nn.Module]:
-    """The network and its head, filled from the files.  `progress` hears of bytes done and bytes in all."""
-    network, head = blank(what)
-    entries = used(what, network, head)
-    total, done = sum(entry.size for entry in entries.values()), 0
-
-    def advanced(size: int) -> None:
-        nonlocal done
-        done += size
-        progress(done, total)
-
-    advanced(0)
-    for name, entry in entries.items():
-        for ours, piece in what.translate(name, entry.read(dtype, device, advanced)):
-            assign(network, head, ours, piece)
-    progress(total, total)
-    tie(network, head)
-    return network.to(device).eval(), head.to(device).eval()
 
 
 def blank(what: Description) -> tuple[Transformer, nn.Module]:
@@ -220,22 +198,3 @@ def theirs(ours: str, sources: Mapping[str, str]) -> str:
 def listed(names: list[str]) -> str:
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
-
-
-def assign(network: Transformer, head: nn.Module, ours: str, piece: Tensor) -> None:
-    """Put a tensor in the place of the meta parameter of that name."""
-    root: nn.Module = network
-    if ours.startswith("head."):
-        root, ours = head, ours.removeprefix("head.")
-    owner, _, leaf = ours.rpartition(".")
-    root.get_submodule(owner).register_parameter(leaf, nn.Parameter(piece.contiguous()))
-
-
-def tie(network: Transformer, head: nn.Module) -> None:
-    """What is still without memory in the head is the token embedding under another name."""
-    for name, parameter in list(head.named_parameters()):
-        if parameter.is_meta:
-            owner, _, leaf = name.rpartition(".")
-            shared = network.tokens.weight
-            assert isinstance(shared, nn.Parameter)
-            head.get_submodule(owner).register_parameter(leaf, shared)

@@ -14,6 +14,7 @@ from torch import Tensor
 from models.checkpoint.adapter import Merged
 from models.checkpoint.description import Description, announced, blank, used
 from models.checkpoint.tensors import PIECE, Entry
+from models.heads import LanguageHead
 
 TOKEN = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
 
@@ -21,12 +22,13 @@ TOKEN = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merg
 @dataclass(frozen=True)
 class Size:
     """Numbers in a network (tied ones once), in the largest tensor that is laid out anew, and in the largest that an
-    adapter is merged into; bytes of the tokenizer."""
+    adapter is merged into; bytes of the tokenizer.  `tied`: a generator whose output matrix is that of its tokens."""
 
     parameters: int
     rearranged: int
     merged: int
     tokenizer: int
+    tied: bool
 
     def weights(self, dtype: torch.dtype) -> int:
         """Bytes that stay."""
@@ -48,6 +50,7 @@ def size(what: Description) -> Size:
         rearranged=max(scattered, default=0),
         merged=max(map(_merged, entries.values()), default=0),
         tokenizer=what.tokenizer.vocab_size * TOKEN,
+        tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,
     )
 
 

@@ -19,20 +19,23 @@ def padded(count: int, to: int = GROUP) -> int:
 
 def weight_bytes(config: ModelConfig, precision: Precision, generates: bool) -> int:
     """Packed matrices, tables and norms."""
-    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    up = (2 if config.gated_mlp else 1) * config.mlp_width
-    pairs = [
-        (config.width, inner + 2 * kept),
-        (inner, config.width),
-        (config.width, up),
-        (config.mlp_width, config.width),
-    ]
-    layers = config.depth * sum(_linear_bytes(*pair, precision) for pair in pairs)
+    layers = config.depth * sum(_linear_bytes(*pair, precision) for pair in _matrices(config))
     head = _linear_bytes(config.width, config.vocab_size, precision) if generates else 0
     table = config.vocab_size * config.width * (FLOAT if precision == "float32" else 2)
     places = (config.max_positions if config.position == "learned" else 0) + config.segments
     norms = 8 * config.depth * padded(config.width) * FLOAT
     return layers + head + table + places * config.width * FLOAT + norms
+
+
+def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool) -> int:
+    """Of the part that is being packed, as read: beyond `weight_bytes`, of which what is packed later is not there yet.
+
+    The order is that of plan.fill: tokens, an output matrix of its own, blocks.
+    """
+    layers = config.depth * sum(_linear_bytes(*pair, precision) for pair in _matrices(config))
+    head = _linear_bytes(config.width, config.vocab_size, precision) if generates and not tied else 0
+    vocabulary, block = config.vocab_size * config.width * FLOAT, FLOAT * sum(a * b for a, b in _matrices(config))
+    return max(vocabulary - layers - head, vocabulary - layers if head else 0, block)
 
 
 def block_bytes(config: ModelConfig, precision: Precision) -> int:
@@ -51,6 +54,18 @@ def workspace_bytes(config: ModelConfig, largest: Largest, threads: int, generat
     own = 0 if largest.cached else 2 * config.kv_heads * padded(config.head_width, 32) * (largest.rows + BLOCK)
     panel = PANEL * (2 * max(width, attended, hidden) + hidden + width)
     return int((rows + answers + own) * GROWTH + threads * panel) * FLOAT
+
+
+def _matrices(config: ModelConfig) -> list[tuple[int, int]]:
+    """Inputs and outputs of the products of a layer."""
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    up = (2 if config.gated_mlp else 1) * config.mlp_width
+    return [
+        (config.width, inner + 2 * kept),
+        (inner, config.width),
+        (config.width, up),
+        (config.mlp_width, config.width),
+    ]
 
 
 def _linear_bytes(inputs: int, outputs: int, precision: Precision) -> int:

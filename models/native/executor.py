@@ -5,28 +5,29 @@ block held before is never multiplied, so nothing is ever cleared.
 """
 
 import ctypes
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
 from itertools import accumulate, chain, pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from models.executor import Rows
 from models.heads import LanguageHead
 from models.native import library as native
 from models.native.memory import mapped
-from models.native.plan import BLOCK, Packed, Precision, fill, ignore
+from models.native.plan import BLOCK, Held, Packed, Precision, fill
 from models.transformer import Transformer
 
 
 class NativeExecutor:
     """Runs `network` and, for a generator, `head`; see models.executor.Executor.  Weights are copied in `precision`.
 
-    `instructions` names the library, the fastest that runs here by default; `threads` are its own.  `done` hears of
-    each part of the network once it is packed: then its own weights are not read any more.
+    `instructions` names the library, the fastest that runs here by default; `threads` are its own.  Each part of the
+    network is packed inside `held(part)`: before it and after it nobody reads the part's own weights.
     """
 
     block_size = 0
@@ -40,12 +41,12 @@ class NativeExecutor:
         block_count: int = 0,
         threads: int = 1,
         instructions: str = "",
-        done: Callable[[nn.Module], None] = ignore,
+        held: Held = nullcontext,
     ) -> None:
         self.instructions = instructions or native.runnable()[0]
         self._library = native.library(self.instructions)
         pack = Packed(self._library, network.config, precision)
-        self._packed = fill(pack, network, head, block_count, done)
+        self._packed = fill(pack, network, head, block_count, held)
         self.block_count, self.block_size = block_count, BLOCK if block_count else 0
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width

@@ -6,6 +6,7 @@ same rows (three projections; a gate and what it lets through) lies packed as on
 
 import ctypes
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from itertools import chain
 from typing import Any, Literal, cast
 
@@ -30,6 +31,8 @@ NORMS = {"layer": 0, "rms": 1}
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
 COLUMNS, HALF, GROUP = 32, 16, 64  # as in src/gemm.hpp
 BLOCK = 16  # tokens, as in src/attention.hpp
+
+Held = Callable[[nn.Module], AbstractContextManager[object]]  # inside it a part of the network has its numbers
 
 
 class Packed:
@@ -59,9 +62,9 @@ class Packed:
     def table(self, weight: Tensor) -> int:
         """Address of the token embeddings: bfloat16 beside narrow weights."""
         narrow = self.precision != "float32"
-        kept = weight.detach().to("cpu", torch.bfloat16 if narrow else torch.float32).contiguous()
-        out = self.memory.zeros(kept.numel(), np.uint16 if narrow else np.float32)
-        out[:] = (kept.view(torch.int16) if narrow else kept).flatten().numpy().view(out.dtype)
+        out = self.memory.zeros(weight.numel(), np.int16 if narrow else np.float32)
+        kept = torch.from_numpy(out)
+        (kept.view(torch.bfloat16) if narrow else kept).view(weight.shape).copy_(weight.detach())
         self.table_kept = out
         return self._keep(out)
 
@@ -119,35 +122,34 @@ def interleaved(two: list[list[Any]], nothing: Any) -> list[Any]:
     return list(chain(*(first[i : i + HALF] + second[i : i + HALF] for i in range(0, count, HALF))))
 
 
-def fill(
-    pack: Packed,
-    network: Transformer,
-    head: LanguageHead | None,
-    block_count: int,
-    done: Callable[[nn.Module], None],
-) -> Packed:
-    """The whole network; `done` hears of each block once it is packed, and in the end of the network."""
-    describe(pack.plan, network.config, head is not None, block_count)
+def fill(pack: Packed, network: Transformer, head: LanguageHead | None, block_count: int, held: Held) -> Packed:
+    """The whole network, one part after the other; each is `held` while it is packed."""
     plan = pack.plan
+    describe(plan, network.config, head is not None, block_count)
     plan.narrow_tokens = pack.precision != "float32"
     plan.narrow_cache = plan.narrow_tokens and block_count > 0  # what lives for a layer of a step is kept as it is
-    plan.tokens = pack.table(network.tokens.weight)
-    if isinstance(network.position, Learned):
-        plan.positions = pack.floats(network.position.table.weight)
-    if network.segments is not None:
-        plan.segments = pack.floats(network.segments.weight)
-    plan.embedding_norm, plan.final_norm = pack.norm(network.embedding_norm), pack.norm(network.final_norm)
-    frequencies = [pack.floats(cast(Tensor, rotary.frequency)) for rotary in network.rotaries]
+    tied = head is not None and head.output.weight is network.tokens.weight
+    with held(network.tokens):
+        plan.tokens = pack.table(network.tokens.weight)
+        if head is not None and tied:
+            plan.head = pack.linear([head.output])
+    if head is not None and not tied:
+        with held(head):
+            plan.head = pack.linear([head.output])
     layers = []
+    frequencies = [pack.floats(cast(Tensor, rotary.frequency)) for rotary in network.rotaries]
     for block in network.blocks:
-        layers.append(packed_layer(pack, cast(PreBlock, block), frequencies))
-        done(block)
+        with held(block):
+            layers.append(packed_layer(pack, cast(PreBlock, block), frequencies))
     array = (Layer * len(layers))(*layers)
     pack.kept.append(array)
     plan.layers = array
-    if head is not None:
-        plan.head = pack.linear([head.output])
-    done(network)
+    with held(network):  # what is left of it
+        if isinstance(network.position, Learned):
+            plan.positions = pack.floats(network.position.table.weight)
+        if network.segments is not None:
+            plan.segments = pack.floats(network.segments.weight)
+        plan.embedding_norm, plan.final_norm = pack.norm(network.embedding_norm), pack.norm(network.final_norm)
     return pack
 
 
@@ -160,10 +162,6 @@ def describe(plan: Plan, config: ModelConfig, generates: bool, block_count: int)
     plan.generates, plan.block_count = generates, block_count
     plan.eps, plan.embedding_scale = config.norm_eps, config.embedding_scale
     plan.score_scale = config.score_scale or config.head_width**-0.5
-
-
-def ignore(part: nn.Module) -> None:
-    """Nobody asked what is packed."""
 
 
 def hollow(module: nn.Module) -> None:
