@@ -69,6 +69,7 @@ class Loader:
             log.info("torch computes, not the compiled step: %s", unable(settings, self._place.precision, gpu))
         limit = settings.memory_mib << 20 or machine.spendable_memory(self._place.device)
         self.budget = Budget(limit, settings)
+        self.spent = {"describe": 0.0, "read and pack": 0.0, "warm up": 0.0}  # seconds, on all models
 
     async def describe(self, name: str, source: str) -> Described:
         """Raises ModelError, and whatever a checkpoint makes a library raise."""
@@ -77,7 +78,8 @@ class Loader:
             what = checkpoint.describe(source)
             return Described(source, what, sized(name, what))
 
-        return await aside(read)
+        with self._timed("describe"):
+            return await aside(read)
 
     async def load(self, described: Described, heard: Heard, others: Sequence[Sized] = ()) -> Served:
         """A worker that takes requests; `heard` is told, on the engine's thread, how much is read.
@@ -88,10 +90,13 @@ class Loader:
         with ExitStack() as undo:
             self.budget.take(need)
             undo.callback(self.budget.release, need)
-            loaded = await self._engine.call(lambda: self._read(described, heard))
-            worker = await self._engine.call(lambda: self._employ(need, loaded))
+            with self._timed("read and pack"):
+                loaded = await self._engine.call(lambda: self._read(described, heard))
+                worker = await self._engine.call(lambda: self._employ(need, loaded))
+                await self._engine.call(machine.trim)  # of what was read the allocator keeps as much again
             read = time.perf_counter()
-            await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
+            with self._timed("warm up"):
+                await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
             self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
         served = Served(model_of(need, loaded, self._place), worker, need)
@@ -100,6 +105,12 @@ class Loader:
         told = (need.name, loaded.family, loaded.task, how, size, read - began, warm)
         log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *told)
         return served
+
+    @contextmanager
+    def _timed(self, stage: str) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.spent[stage] += time.perf_counter() - began
 
     async def retire(self, served: Served, drain_s: float) -> None:
         """Nothing new is submitted: what runs may end in time, then the worker is let go of."""
@@ -111,7 +122,7 @@ class Loader:
         await self._engine.call(machine.give_back)
 
     def _read(self, described: Described, heard: Heard) -> Checkpoint:
-        """On the engine's thread, as the next.  For the compiled step weights are not read yet, but as they are packed."""
+        """On the engine's thread, as the next.  For the compiled step weights are read later, as they are packed."""
         breathed = time.perf_counter()
 
         def progress(done: int, total: int) -> None:

@@ -24,6 +24,7 @@ RESERVE = 128 << 20  # bytes left alone at least: what libraries and the allocat
 RESERVED = 0.1  # of the free memory, if that is more
 PHYSICAL_CORES = torch.get_num_threads()  # before anybody sets it; two threads on one core only get in each other's way
 STATM = Path("/proc/self/statm")
+STAT, UPTIME = Path("/proc/self/stat"), Path("/proc/uptime")
 SLACK = 64 << 20  # bytes that a process may grow by before what is free in it is given back
 GLANCE_S = 1.0
 
@@ -63,6 +64,14 @@ def reclaimable(statistics: Path) -> int:
 def resident_memory() -> int:
     """Bytes of this process in memory; 0 on a system that doesn't say."""
     return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if STATM.exists() else 0
+
+
+def age() -> float:
+    """Seconds since this process was started; 0 on a system that doesn't say."""
+    if not (STAT.exists() and UPTIME.exists()):
+        return 0.0
+    started = int(STAT.read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return max(float(UPTIME.read_text().split()[0]) - started, 0.0)
 
 
 def trim() -> None:

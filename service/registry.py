@@ -75,6 +75,10 @@ class Registry:
     def known(self) -> list[Known]:
         return [self._known(name) for name in self._states]
 
+    def spent(self) -> Mapping[str, float]:
+        """Seconds by stage that loading took so far."""
+        return dict(self._loader.spent)
+
     def memory(self) -> tuple[int, int]:
         """Bytes of the budget, and those of it that are free."""
         return self._loader.budget.limit, self._loader.budget.free

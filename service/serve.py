@@ -34,7 +34,7 @@ from service.api.security import client_keys
 from service.api.server import Server
 from service.engine.engine import Engine
 from service.loader import Executed
-from service.machine import keep_low
+from service.machine import age, keep_low
 from service.metrics import Metrics
 from service.place import placed
 from service.registry import Registry
@@ -52,9 +52,8 @@ log = logging.getLogger("polyhead")
 
 @dataclass(frozen=True)
 class Clock:
-    """When the stages of a start were reached, on `time.perf_counter`."""
+    """When the stages of a start were reached, in seconds since the process began."""
 
-    began: float  # the command
     imported: float  # its code
     fetched: float  # the models
 
@@ -63,18 +62,18 @@ def unchanged(executor: Executor) -> Executor:
     return executor
 
 
-def serve(settings: Settings, began: float, executed: Executed = unchanged) -> int:
+def serve(settings: Settings, executed: Executed = unchanged) -> int:
     """Serve until a signal comes; the exit status.  1 if no model could be loaded.
 
     `executed` gets every executor and gives the one to be used: tests put faults in between.  Raises SettingsError if
     the address cannot be listened on, CheckpointError if quick-start models cannot be fetched.
     """
-    imported = time.perf_counter()
+    imported = age()
     listener = bound(settings.host, settings.port)
     if not settings.models:
         quickstart.fetch_all(settings.model_dir)
         settings = settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
-    clock = Clock(began, imported, time.perf_counter())
+    clock = Clock(imported, age())
     app = assemble(settings, lambda registry: process.settled(registry, clock), executed)
     process = Process(settings, app, listener)
     share_the_interpreter()
@@ -86,8 +85,8 @@ def share_the_interpreter() -> None:
     """Let no thread keep the others waiting: probes are to be answered while all are busy."""
     # What is there now, code for the most part, stays.  To look through it for garbage would stop every thread for a
     # tenth of a second, again and again.
-    gc.collect()
     gc.freeze()
+    gc.enable()
     # A thread that sends to a client has to ask for the interpreter again afterwards, and waits so long for it.
     sys.setswitchinterval(SWITCH)
 
@@ -139,26 +138,32 @@ class Process(uvicorn.Server):
         self.drain = settings.drain_seconds
         self.admission = server.admission
         self.address = address(settings.host, listener)
+        self.listening = 0.0  # since when, in seconds since the process began
         self.deadline = math.inf  # of what is in flight, on `time.monotonic`
         self.stop: Callable[[], Awaitable[None]] = app.state.stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        self.listening = age()
         log.info("listening on %s, loading models", self.address)
 
     def settled(self, registry: Registry, clock: Clock) -> None:
         """All models are ready or broken.  Without any there is nothing to stay for."""
-        ready, now = registry.models(), time.perf_counter()
+        ready = registry.models()
         if not ready:
             log.critical("none of %d models could be loaded, leaving", len(registry.names()))
             self.code = 1
             self.leave()
             return
-        log.info(
-            "ready on %s: %s of %d models in %.1f s (start %.1f s, fetch %.1f s, load and warm up %.1f s)",
-            *(self.address, ", ".join(model.name for model in ready), len(registry.names()), now - clock.began),
-            *(clock.imported - clock.began, clock.fetched - clock.imported, now - clock.fetched),
-        )
+        stages = {
+            "interpreter and imports": clock.imported,
+            "fetch": clock.fetched - clock.imported,
+            "listening": max(self.listening - clock.fetched, 0.0),
+            **registry.spent(),
+        }
+        line = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in stages.items())
+        names = ", ".join(model.name for model in ready)
+        log.info("ready on %s: %s of %d models in %.1f s (%s)", self.address, names, len(registry.names()), age(), line)
 
     @property
     def leaving(self) -> bool:

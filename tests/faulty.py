@@ -9,7 +9,6 @@ import logging
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +22,6 @@ def census(sig: int, frame: FrameType | None) -> None:
 
 
 def main(faults: Path, arguments: list[str]) -> int:
-    began = time.perf_counter()
     chosen = settings.read(flags.parse(arguments))
     settings.prepare_process()  # before torch is loaded
     from faults import Armed, Faulty
@@ -33,7 +31,7 @@ def main(faults: Path, arguments: list[str]) -> int:
     logs.configure(chosen.log_format, chosen.log_level)
     signal.signal(signal.SIGUSR1, census)
     armed = Armed(faults)
-    return serve(chosen, began, executed=lambda executor: Faulty(executor, armed))
+    return serve(chosen, executed=lambda executor: Faulty(executor, armed))
 
 
 if __name__ == "__main__":

@@ -132,7 +132,7 @@ def test_an_adapter_names_its_base(tiny_classifier: Path, tmp_path: Path, monkey
         asked.append((name, revision))
         return str(tmp_path / "base")
 
-    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
     assert float((scores(load(str(tmp_path / "adapter"))) - wanted).abs().max()) < 1e-5
     assert asked == [("org/base", "v2")]
     edit(tmp_path / "adapter", base_model_name_or_path=None)

@@ -276,7 +276,7 @@ def test_a_hub_id_is_fetched_without_pickles_or_code(tiny_classifier: Path, monk
         asked.update(name=name, revision=revision, patterns=allow_patterns)
         return str(tiny_classifier)
 
-    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
     assert load("org/name@v1.2").task == "classify"
     assert (asked["name"], asked["revision"]) == ("org/name", "v1.2")
     assert set(asked["patterns"]) == {"*.safetensors", "*.json", "*.txt", "*.jinja"}
@@ -288,7 +288,7 @@ def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     def snapshot(*args: Any, **kwargs: Any) -> str:
         raise OSError("no route to host\nand more")
 
-    monkeypatch.setattr(hub, "snapshot_download", snapshot)
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
     with pytest.raises(CheckpointError, match=r"'org/name' is no folder.*no route to host"):
         load("org/name")
     monkeypatch.setattr(hub, "PRESENT", False)

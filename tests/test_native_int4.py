@@ -17,12 +17,13 @@ from test_native import BLOCKS, GENERATORS, LENGTHS, LLAMA, head, network, rows_
 from torch import Tensor, nn
 
 from models.attention import attend
-from models.checkpoint import load
+from models.checkpoint import load, metadata
+from models.checkpoint.metadata import COMPILED, ENCODINGS
 from models.config import ModelConfig
 from models.heads import LanguageHead
 from models.native.executor import NativeExecutor
 from models.native.library import library, runnable
-from models.native.plan import FORMATS, SHIFTED, Packed
+from models.native.plan import FORMATS, SHIFTED, Packed, Precision
 from models.quantize import FINE, STRIDE, calibrate, observed
 from models.ragged import Ragged
 from models.torch_executor import TorchExecutor
@@ -254,3 +255,29 @@ def test_values_are_judged_by_what_attention_makes_of_them() -> None:
     block(x, frame)
     mixtures = shares[0] @ inputs  # [H, W]
     torch.testing.assert_close(found, mixtures.T @ mixtures)
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("count", [7, 32, 100])
+def test_threads_pack_the_same(precision: Precision, count: int) -> None:
+    weights = snapped(torch.randn(count, 100, generator=torch.Generator().manual_seed(3)))
+
+    def packed(threads: int) -> bytes:
+        pack = Packed(library(SETS[0]), LLAMA, precision, threads)
+        pack.linear([linear_of(weights), linear_of(weights)], gated=True)
+        return b"".join(array.tobytes() for array in pack.kept)
+
+    assert packed(1) == packed(3)
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_blocks_are_decoded_to_the_bit(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the library as by the package of the format, whichever instruction set it has."""
+    rows, columns = 3, 320
+    raw = gguf_files.random_blocks(kind, rows, columns)
+    expected = torch.from_numpy(dequantize(raw, GGMLQuantizationType[kind])).view(-1)
+    for name in SETS:
+        monkeypatch.setattr(metadata, "fastest", lambda name=name: library(name))
+        out = torch.empty(rows * columns)
+        ENCODINGS[kind].decode(bytearray(raw.tobytes()), out)
+        assert torch.equal(out, expected)

@@ -1,6 +1,7 @@
 """Real processes: `polyhead serve` on a free port, from the first probe to the last signal."""
 
 import json
+import re
 import signal
 import socket
 import threading
@@ -61,6 +62,8 @@ def test_from_the_first_probe_to_a_drained_end(
     assert server.get("/livez").status_code == 200  # whatever is loaded or not
     assert server.ready().json()["models"] == {name: {"state": "ready"} for name in ("chat", "judge")}
     server.until(lambda: f"ready on {server.url}: chat, judge of 2 models in " in server.log)
+    stages = ("interpreter and imports", "fetch", "listening", "describe", "read and pack", "warm up")
+    assert re.search(r" s \(" + ", ".join(rf"{stage} \d+\.\d\d" for stage in stages) + r"\)", server.log)
 
     answer = httpx.post(f"{server.url}/predict", json={"inputs": "a good film"}, timeout=PATIENCE)
     assert sum(label["score"] for label in answer.json()) == pytest.approx(1.0)

@@ -1,6 +1,7 @@
 """Checkpoints by their id on the Hugging Face hub.
 
-Knows nothing of what is in them.  The extra `hub` brings huggingface_hub; without it everything else works.
+Knows nothing of what is in them.  The extra `hub` brings huggingface_hub; without it everything else works.  That
+package imports its parts (and an HTTP client) when they are first named, which here is when something is fetched.
 """
 
 import re
@@ -12,14 +13,9 @@ from models.errors import CheckpointError, UnsupportedError
 ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.jinja")  # no pickles, no code, no second formats
 
-if find_spec("huggingface_hub"):
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    FAILURES: tuple[type[Exception], ...] = (HfHubHTTPError, HFValidationError, OSError, ValueError)
-    PRESENT = True
-else:
-    PRESENT = False
+PRESENT = find_spec("huggingface_hub") is not None
+if PRESENT:
+    import huggingface_hub
 
 
 def is_id(source: str) -> bool:
@@ -37,7 +33,9 @@ def download(source: str) -> Path:
     found = ID.fullmatch(source)
     assert found is not None
     try:
-        return Path(snapshot_download(found["name"], revision=found["revision"], allow_patterns=list(PATTERNS)))
-    except FAILURES as error:
+        return Path(
+            huggingface_hub.snapshot_download(found["name"], revision=found["revision"], allow_patterns=list(PATTERNS))
+        )
+    except (OSError, ValueError) as error:  # its own errors are among them
         reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise CheckpointError(f"{source!r} is no folder or file here, and the hub did not send it: {reason}") from None

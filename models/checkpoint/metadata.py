@@ -20,6 +20,7 @@ from torch import Tensor
 
 from models.checkpoint.tensors import Encoding, Entry, plain
 from models.errors import CheckpointError, UnsupportedError
+from models.native.library import fastest
 
 STRING, ARRAY = 8, 9
 SCALARS = {
@@ -36,6 +37,7 @@ SCALARS = {
     12: "<f8",
 }
 DIMENSIONS = 4  # at most, in GGML
+COMPILED = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2}  # as in src/pack.hpp: several times as fast, and the same to the bit
 
 
 def quantised(kind: str) -> Encoding:
@@ -43,9 +45,14 @@ def quantised(kind: str) -> Encoding:
     number = GGMLQuantizationType[kind]
     items, size = GGML_QUANT_SIZES[number]
 
-    def decode(raw: bytearray) -> Tensor:
+    def decode(raw: bytearray, out: Tensor) -> None:
+        library = fastest()
+        if library and kind in COMPILED and out.dtype == torch.float32 and out.is_cpu:
+            given = torch.frombuffer(raw, dtype=torch.uint8)
+            library.polyhead_decode(COMPILED[kind], given.data_ptr(), len(raw) // size, out.data_ptr())
+            return
         blocks = numpy.frombuffer(raw, dtype=numpy.uint8).reshape(1, -1)
-        return torch.from_numpy(dequantize(blocks, number)).view(-1)
+        out.copy_(torch.from_numpy(dequantize(blocks, number)).view(-1))
 
     return Encoding(items, size, decode)
 

@@ -28,11 +28,11 @@ def ignore(size: int) -> None:
 
 @dataclass(frozen=True)
 class Encoding:
-    """How numbers become bytes: blocks of `items` numbers in `size` bytes each, turned into a flat tensor."""
+    """How numbers become bytes: blocks of `items` numbers in `size` bytes each, decoded into a flat tensor."""
 
     items: int
     size: int
-    decode: Callable[[bytearray], Tensor]
+    decode: Callable[[bytearray, Tensor], None]
 
 
 @dataclass(frozen=True)
@@ -57,17 +57,19 @@ class Entry:
 
         `advanced` hears of the bytes of every piece.
         """
+        assert self.encoding is not None
         out = torch.empty(self.shape, dtype=dtype, device=device)
         flat, done = out.view(-1), 0
         try:
             with self.file.open("rb", buffering=0) as file:
                 file.seek(self.start)
                 while done < flat.numel():
-                    piece = self._piece(file.read, flat.numel() - done)
-                    filled = flat[done : done + piece.numel()].copy_(piece)
+                    raw = self._piece(file.read, flat.numel() - done)
+                    filled = flat[done : done + len(raw) // self.encoding.size * self.encoding.items]
+                    self.encoding.decode(raw, filled)
                     self._refuse_broken(filled)
-                    done += piece.numel()
-                    advanced(self.size * piece.numel() // flat.numel())
+                    done += filled.numel()
+                    advanced(len(raw))
         except OSError as error:
             raise CheckpointError(f"cannot be read: {error}", file=str(self.file), tensor=self.name) from None
         return out
@@ -78,7 +80,7 @@ class Entry:
             message = "holds numbers that are infinite or NaN; copy the file again, or ask who made it"
             raise CheckpointError(message, file=str(self.file), tensor=self.name)
 
-    def _piece(self, read: Callable[[int], bytes | None], left: int) -> Tensor:
+    def _piece(self, read: Callable[[int], bytes | None], left: int) -> bytearray:
         assert self.encoding is not None
         blocks = min(PIECE // self.encoding.size, left // self.encoding.items)
         raw = bytearray()
@@ -87,14 +89,14 @@ class Entry:
             if not more:
                 raise CheckpointError("the file ends inside it", file=str(self.file), tensor=self.name)
             raw += more
-        return self.encoding.decode(raw)
+        return raw
 
 
 def plain(dtype: torch.dtype) -> Encoding:
     """The encoding that stores numbers as they are in memory."""
 
-    def decode(raw: bytearray) -> Tensor:
-        return torch.frombuffer(raw, dtype=dtype)
+    def decode(raw: bytearray, out: Tensor) -> None:
+        out.copy_(torch.frombuffer(raw, dtype=dtype))
 
     return Encoding(1, dtype.itemsize, decode)
 

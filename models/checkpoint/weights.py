@@ -1,7 +1,7 @@
 """The numbers of a network and its head, read from the files part by part, when a part is wanted.
 
-Knows nothing of files' formats or of families.  The one idea: whoever packs a network asks for one part of it, takes what
-it needs and lets go of it again; so there is never more in memory than what is packed and one part.
+Knows nothing of files' formats or of families.  The one idea: whoever packs a network asks for one part of it, takes
+what it needs and lets go of it again; so there is never more in memory than what is packed and one part.
 """
 
 from collections.abc import Callable

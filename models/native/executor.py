@@ -45,7 +45,7 @@ class NativeExecutor:
     ) -> None:
         self.instructions = instructions or native.runnable()[0]
         self._library = native.library(self.instructions)
-        pack = Packed(self._library, network.config, precision)
+        pack = Packed(self._library, network.config, precision, threads)
         self._packed = fill(pack, network, head, block_count, held)
         self.block_count, self.block_size = block_count, BLOCK if block_count else 0
         self.weight_bytes = self._packed.weight_bytes

@@ -93,6 +93,13 @@ def library(name: str) -> ctypes.CDLL:
     return opened(LIBRARIES / f"{name}.so")
 
 
+@cache
+def fastest() -> ctypes.CDLL | None:
+    """The library for the best instruction set this processor has."""
+    names = runnable()
+    return library(names[0]) if names else None
+
+
 def opened(path: Path) -> ctypes.CDLL:
     """Raises OSError if there is none, or it was made from other sources."""
     loaded = ctypes.CDLL(str(path))
@@ -108,4 +115,5 @@ def opened(path: Path) -> ctypes.CDLL:
     loaded.polyhead_step.argtypes = [c_void_p, POINTER(Rows), c_void_p, c_int, c_void_p]
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]
     loaded.polyhead_pack.argtypes = [c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p]
+    loaded.polyhead_decode.argtypes = [c_int, c_void_p, c_int64, c_void_p]
     return loaded

@@ -6,8 +6,8 @@ same rows (three projections; a gate and what it lets through) lies packed as on
 
 import ctypes
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from itertools import chain
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -32,14 +32,16 @@ ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
 COLUMNS, HALF, GROUP = 32, 16, 64  # as in src/gemm.hpp
 BLOCK = 16  # tokens, as in src/attention.hpp
 
+Array = NDArray[Any]
 Held = Callable[[nn.Module], AbstractContextManager[object]]  # inside it a part of the network has its numbers
 
 
 class Packed:
-    """A Plan, and everything it points at."""
+    """A Plan, and everything it points at.  `threads` share the work of packing."""
 
-    def __init__(self, library: ctypes.CDLL, config: ModelConfig, precision: Precision) -> None:
-        self.library, self.config, self.precision = library, config, precision
+    def __init__(self, library: ctypes.CDLL, config: ModelConfig, precision: Precision, threads: int = 1) -> None:
+        self.library, self.config, self.precision, self.threads = library, config, precision, threads
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="pack")
         self.plan = Plan()
         self.memory = Memory()
         self.kept: list[Any] = []
@@ -72,23 +74,20 @@ class Packed:
         """Several side by side as one; `gated`: two, whose outputs take turns by HALF."""
         weights = [module.weight.detach().float().cpu().contiguous() for module in modules]
         inputs = weights[0].size(1)
-        rows = [[weight[i].data_ptr() for i in range(weight.size(0))] for weight in weights]
-        order = interleaved(rows, 0) if gated else list(chain(*rows))
-        order += [0] * (-len(order) % COLUMNS)
+        rows = [weight.data_ptr() + np.arange(weight.size(0), dtype=np.uint64) * 4 * inputs for weight in weights]
+        ordered = interleaved(rows) if gated else np.concatenate(rows)
+        addresses = np.pad(ordered, (0, -len(ordered) % COLUMNS))
         k = -(-inputs // GROUP) * GROUP
-        addresses = np.array(order, np.uint64)
         format = self._fitting(addresses, inputs, k)
-        out = self.memory.zeros(int(len(order) * k * BITS[format] / 8), np.uint8)
-        scales = self.memory.zeros(len(order), np.float32)
-        self.library.polyhead_pack(
-            addresses.ctypes.data, len(order), inputs, k, format, out.ctypes.data, scales.ctypes.data
-        )
+        out = self.memory.zeros(int(len(addresses) * k * BITS[format] / 8), np.uint8)
+        scales = self.memory.zeros(len(addresses), np.float32)
+        self._pack(addresses, inputs, k, format, (out, scales))
         return Linear(
             weights=self._keep(out),
             scales=self._keep(scales) if format == FORMATS["int8"] else 0,
-            bias=self._bias(modules, gated, len(order)),
+            bias=self._bias(modules, gated, len(addresses)),
             inputs=k,
-            outputs=len(order),
+            outputs=len(addresses),
             format=format,
         )
 
@@ -97,17 +96,31 @@ class Packed:
         too much."""
         if self.precision != "int4":
             return FORMATS[self.precision]
-        for format in (FORMATS["int4"], SHIFTED):
-            if self.library.polyhead_pack(addresses.ctypes.data, len(addresses), inputs, k, format, None, None):
-                return format
-        return FORMATS["int8"]
+        fits = (format for format in (FORMATS["int4"], SHIFTED) if self._pack(addresses, inputs, k, format))
+        return next(fits, FORMATS["int8"])
+
+    def _pack(
+        self, addresses: NDArray[np.uint64], inputs: int, k: int, format: int, to: tuple[Array, Array] | None = None
+    ) -> bool:
+        """Each thread its share of the outputs.  False where they do not fit the format; without `to` that is all."""
+
+        def share(a: int, b: int) -> bool:
+            places = [array[len(array) * a // count :].ctypes.data for array in to] if to else [None, None]
+            done = self.library.polyhead_pack(
+                addresses[a * COLUMNS :].ctypes.data, (b - a) * COLUMNS, inputs, k, format, *places
+            )
+            return bool(done)
+
+        count = len(addresses) // COLUMNS
+        bounds = [count * thread // self.threads for thread in range(self.threads + 1)]
+        return all(self.pool.map(share, bounds[:-1], bounds[1:]))
 
     def _bias(self, modules: list[nn.Linear], gated: bool, outputs: int) -> int:
         if modules[0].bias is None:
             return 0
-        values = [module.bias.detach().float().tolist() for module in modules]
-        ordered = interleaved(values, 0.0) if gated else list(chain(*values))
-        return self.floats(torch.tensor(ordered + [0.0] * (outputs - len(ordered))), COLUMNS)
+        values = [module.bias.detach().float().numpy(force=True) for module in modules]
+        ordered = interleaved(values) if gated else np.concatenate(values)
+        return self.floats(torch.from_numpy(np.pad(ordered, (0, outputs - len(ordered)))), COLUMNS)
 
     def _keep(self, array: NDArray[np.generic]) -> int:
         self.kept.append(array)
@@ -115,11 +128,10 @@ class Packed:
         return array.ctypes.data
 
 
-def interleaved(two: list[list[Any]], nothing: Any) -> list[Any]:
-    """HALF of the first, HALF of the second, and so on; `nothing` fills up the last."""
-    count = -(-len(two[0]) // HALF) * HALF
-    first, second = (values + [nothing] * (count - len(values)) for values in two)
-    return list(chain(*(first[i : i + HALF] + second[i : i + HALF] for i in range(0, count, HALF))))
+def interleaved(two: list[Array]) -> Array:
+    """HALF of the first, HALF of the second, and so on; zeros fill up the last."""
+    halves = [np.pad(values, (0, -len(values) % HALF)).reshape(-1, HALF) for values in two]
+    return np.concatenate(halves, 1).ravel()
 
 
 def fill(pack: Packed, network: Transformer, head: LanguageHead | None, block_count: int, held: Held) -> Packed:
@@ -150,6 +162,7 @@ def fill(pack: Packed, network: Transformer, head: LanguageHead | None, block_co
         if network.segments is not None:
             plan.segments = pack.floats(network.segments.weight)
         plan.embedding_norm, plan.final_norm = pack.norm(network.embedding_norm), pack.norm(network.final_norm)
+    pack.pool.shutdown()
     return pack
 
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "gemm.hpp"
 
@@ -20,25 +21,25 @@ inline void pack_float32(Source rows, int outputs, int inputs, int k, float* out
         }
 }
 
+INLINE uint32_t bits_of(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
+
+constexpr float WHOLE = 12582912.f;  // 1.5 * 2^23: what is added to it is rounded to a whole number, ties to even
+
+// One output at a time: its codes [K] side by side, then four by four to their places.
 inline void pack_int8(Source rows, int outputs, int inputs, int k, uint8_t* out, float* scales) {
-    for (int b = 0; b < outputs / COLUMNS; ++b, out += size_t(k) * COLUMNS) {
-        float inverse[COLUMNS];
+    std::vector<uint8_t> codes(k);
+    for (int b = 0; b < outputs / COLUMNS; ++b, out += size_t(k) * COLUMNS)
         for (int c = 0; c < COLUMNS; ++c) {
             const float* row = rows[b * COLUMNS + c];
-            float most = 0.f;
-            if (row) for (int i = 0; i < inputs; ++i) most = std::fmax(most, std::fabs(row[i]));
+            uint32_t top = 0;  // magnitudes are ordered as their bits are
+            for (int i = 0; row && i < inputs; ++i) top = std::max(top, bits_of(row[i]) & 0x7fffffffu);
+            float most; memcpy(&most, &top, 4);
+            const float inverse = most > 0.f ? 127.f / most : 0.f;
             scales[b * COLUMNS + c] = most / 127.f;
-            inverse[c] = most > 0.f ? 127.f / most : 0.f;
+            std::fill(codes.begin(), codes.end(), uint8_t(128));
+            for (int i = 0; row && i < inputs; ++i) codes[i] = uint8_t(bits_of(row[i] * inverse + WHOLE) + 128);
+            for (int i = 0; i < k / 4; ++i) memcpy(out + (size_t(i) * COLUMNS + c) * 4, codes.data() + 4 * i, 4);
         }
-        for (int i = 0; i < k; i += 4)
-            for (int c = 0; c < COLUMNS; ++c) {
-                const float* row = rows[b * COLUMNS + c];
-                for (int j = 0; j < 4; ++j) {
-                    const float v = row && i + j < inputs ? row[i + j] * inverse[c] : 0.f;
-                    out[(size_t(i / 4) * COLUMNS + c) * 4 + j] = uint8_t(int(std::nearbyintf(v)) + 128);
-                }
-            }
-    }
 }
 
 INLINE fp16 half(float x) {  // to the nearest, ties to even; what is too large becomes the largest
@@ -135,4 +136,30 @@ inline bool pack_int4(Source rows, int outputs, int inputs, int k, bool shifted,
                 if (out) put(w, s, shifted, c, out + (size_t(b) * (k / FINE) + g) * bytes);
             }
     return true;
+}
+
+enum Kind : int32_t { Q4_0 = 0, Q4_1 = 1, Q8_0 = 2 };  // GGUF's blocks of 32 numbers
+constexpr int BLOCK_SIZES[] = {18, 20, 34};
+
+// `count` blocks to floats [count * 32].  A code times a half is exact, so this is what anybody makes of them.
+inline void decode(int kind, const uint8_t* blocks, int64_t count, float* out) {
+    for (int64_t b = 0; b < count; ++b, blocks += BLOCK_SIZES[kind], out += 32) {
+        fp16 halves[2]; memcpy(halves, blocks, 4);
+        const float scale = widen_half(halves[0]);
+        if (kind == Q8_0) {
+            const int8_t* codes = (const int8_t*)blocks + 2;
+            for (int i = 0; i < 32; ++i) out[i] = float(codes[i]) * scale;
+        } else if (kind == Q4_0) {
+            for (int i = 0; i < 16; ++i) {
+                out[i] = float((blocks[2 + i] & 15) - 8) * scale;
+                out[16 + i] = float((blocks[2 + i] >> 4) - 8) * scale;
+            }
+        } else {
+            const float least = widen_half(halves[1]);
+            for (int i = 0; i < 16; ++i) {
+                out[i] = float(blocks[4 + i] & 15) * scale + least;
+                out[16 + i] = float(blocks[4 + i] >> 4) * scale + least;
+            }
+        }
+    }
 }

@@ -592,6 +592,10 @@ EXPORT int polyhead_pack(const float* const* rows, int outputs, int inputs, int 
     return 1;
 }
 
+EXPORT void polyhead_decode(int kind, const void* blocks, int64_t count, float* out) {
+    decode(kind, static_cast<const uint8_t*>(blocks), count, out);
+}
+
 // [rows, K] floats times packed weights, on the caller's thread: what a head wants of one matrix.
 EXPORT void polyhead_multiply(const Linear* l, const float* x, int rows, float* out) {
     Room<float> floats, scales;
