@@ -56,6 +56,8 @@ constexpr int KINDS = 2;     // of rotations: a layer has one of at most two lis
 constexpr int GRAINS = 6;    // of a product for each thread
 constexpr int STREAMED = 8;  // rows up to which memory is waited for, which is read fastest from end to end: one grain
 constexpr int CLAIMS = 4;    // products whose counters may be in use, or be made ready, at once
+constexpr int RUN = 16;      // blocks that lie side by side in a layer: all layers of a run before the next run, so
+                             // that a cache takes memory as it is used
 constexpr int FEW = 4;       // rows that every thread prepares for itself, rather than wait for the others
 
 constexpr int padded(int n, int to = GROUP) { return (n + to - 1) / to * to; }
@@ -115,7 +117,7 @@ class Model {
         most_inputs_ = std::max({width_, attended_, hidden_});
         kv_stride_ = size_t(p.kv_heads) * head_ * BLOCK;
         if (p.block_count) {
-            const size_t count = size_t(p.depth) * p.block_count * kv_stride_;
+            const size_t count = size_t(p.depth) * padded(p.block_count, RUN) * kv_stride_;
             cache_bytes_ = count * (p.narrow_cache ? 2 : 4);
         }
         for (int l = 0; l < p.depth; ++l) {
@@ -383,8 +385,8 @@ class Model {
 
     template <class T>
     size_t block_at(int layer, int block, int head) const {
-        const size_t first = plan_.block_count ? size_t(layer) * plan_.block_count : 0;
-        return ((first + block) * plan_.kv_heads + head) * size_t(head_) * BLOCK;
+        const size_t b = size_t(block), at = plan_.block_count ? (b / RUN * plan_.depth + layer) * RUN + b % RUN : b;
+        return (at * plan_.kv_heads + head) * size_t(head_) * BLOCK;
     }
 
     // A row's queries and keys normed and turned; keys and values to where attention reads them.
