@@ -212,19 +212,22 @@ def middle(rounds: Sequence[Mapping[str, object]]) -> dict[str, object]:
     return {name: statistics.median(each[name] for each in numbers) for name in numbers[0]}
 
 
+def named(peer: Peer, parts: Sequence[str]) -> bool:
+    """Whether its name has one of the parts; one in capitals and small letters as it is, is the whole name."""
+    return any(part == peer.name or (part.lower() == part and part in peer.name.lower()) for part in parts)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--only", nargs="*", default=[""], help="parts of names, in any case")
+    parser.add_argument("--only", nargs="*", default=[""], help="names, or parts of them in small letters")
     parser.add_argument("--install", action="store_true")
     parser.add_argument("--under", default="", type=shlex.split)
     options = parser.parse_args()
     if options.install:
         install()
-    chosen = [
-        p for p in (*GENERATION, *SHAPES, *ENCODING) if any(part.lower() in p.name.lower() for part in options.only)
-    ]
+    chosen = [p for p in (*GENERATION, *SHAPES, *ENCODING) if named(p, options.only)]
     figures: dict[Peer, list[dict[str, object]]] = {peer: [] for peer in chosen}
     reasons: dict[Peer, str] = {}
     with contextlib.suppress(KeyboardInterrupt):  # what was measured until then is shown
