@@ -122,7 +122,7 @@ def native_parts(model: Sized, place: Place, largest: Largest) -> Parts:
         computing += drawn_bytes(model, largest, 0)
     part = native.loading_bytes(config, precision, model.generates, model.size.tied)
     return Parts(
-        native.weight_bytes(config, precision, model.generates),
+        native.weight_bytes(config, precision, model.generates, model.size.tied),
         native.block_bytes(config, precision),
         computing,
         part + model.size.passing(place.dtype),

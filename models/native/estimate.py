@@ -17,11 +17,13 @@ def padded(count: int, to: int = GROUP) -> int:
     return -(-count // to) * to
 
 
-def weight_bytes(config: ModelConfig, precision: Precision, generates: bool) -> int:
-    """Packed matrices, tables and norms."""
+def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool) -> int:
+    """Packed matrices, tables and norms.  Tokens are looked up in a tied output matrix, unless its weights are 4 bits."""
     layers = config.depth * sum(_linear_bytes(*pair, precision) for pair in _matrices(config))
     head = _linear_bytes(config.width, config.vocab_size, precision) if generates else 0
     table = config.vocab_size * config.width * (FLOAT if precision == "float32" else 2)
+    if tied and precision != "int4":
+        table = 0
     places = (config.max_positions if config.position == "learned" else 0) + config.segments
     norms = 8 * config.depth * padded(config.width) * FLOAT
     return layers + head + table + places * config.width * FLOAT + norms

@@ -24,6 +24,7 @@ from models.transformer import PreBlock, SandwichBlock, Transformer
 
 Precision = Literal["float32", "int8", "int4"]
 FORMATS: dict[Precision, int] = {"float32": 0, "int8": 1, "int4": 2}
+LOOKED_UP = (0, 1)  # formats in which a tied output matrix serves as the table of embeddings too
 SHIFTED = 3  # four bits above the least weight of their group, not above -8 scales
 BITS = (32, 8, 4.5, 5)  # of a weight in each format, its share of fine scales included
 ORDERS = {"pre": 0, "post": 1, "sandwich": 2}
@@ -142,9 +143,10 @@ def fill(pack: Packed, network: Transformer, head: LanguageHead | None, block_co
     plan.narrow_cache = plan.narrow_tokens and block_count > 0  # what lives for a layer of a step is kept as it is
     tied = head is not None and head.output.weight is network.tokens.weight
     with held(network.tokens):
-        plan.tokens = pack.table(network.tokens.weight)
         if head is not None and tied:
             plan.head = pack.linear([head.output])
+        if plan.head.format not in LOOKED_UP or not tied:
+            plan.tokens = pack.table(network.tokens.weight)
     if head is not None and not tied:
         with held(head):
             plan.head = pack.linear([head.output])

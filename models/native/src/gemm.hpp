@@ -69,6 +69,18 @@ INLINE size_t block_bytes(const Linear& l) {
     }
 }
 
+// What output `n` weighs its inputs with, [K]: where the matrix has the embeddings of tokens too.  Not of 4-bit weights.
+inline void weights_of(const Linear& l, int n, float* out) {
+    const size_t block = n / COLUMNS, column = n % COLUMNS;
+    if (l.format == FLOAT32) {
+        const float* w = (const float*)l.weights + block * l.inputs * COLUMNS + column;
+        for (int k = 0; k < l.inputs; ++k) out[k] = w[size_t(k) * COLUMNS];
+        return;
+    }
+    const uint8_t* w = l.weights + block * l.inputs * COLUMNS + column * 4;
+    for (int k = 0; k < l.inputs; ++k) out[k] = float(w[k / 4 * COLUMNS * 4 + k % 4] - 128) * l.scales[n];
+}
+
 INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
 

@@ -33,7 +33,7 @@ struct Plan {
     int32_t narrow_tokens;   // the table of token embeddings as bf16
     int32_t position_offset;
     float eps, score_scale, embedding_scale, unused;
-    const void* tokens;      // [V, W]
+    const void* tokens;      // [V, W]; null: the rows of `head`
     const float* positions;  // [P, W], or null
     const float* segments;   // [S, W], or null
     Norm embedding_norm, final_norm;
@@ -250,11 +250,13 @@ class Model {
         const Plan& p = plan_;
         float* x = x_ + size_t(row) * width_;
         const int position = rows_.positions[row];
-        const size_t token = size_t(rows_.tokens[row]) * p.width;
-        for (int i = 0; i < p.width; ++i) {
-            float v = p.narrow_tokens ? widen(((const bf16*)p.tokens)[token + i]) : ((const float*)p.tokens)[token + i];
-            x[i] = v * p.embedding_scale;
+        if (!p.tokens) weights_of(p.head, rows_.tokens[row], x);
+        else {
+            const size_t token = size_t(rows_.tokens[row]) * p.width;
+            for (int i = 0; i < p.width; ++i)
+                x[i] = p.narrow_tokens ? widen(((const bf16*)p.tokens)[token + i]) : ((const float*)p.tokens)[token + i];
         }
+        for (int i = 0; i < p.width; ++i) x[i] *= p.embedding_scale;
         std::fill(x + p.width, x + width_, 0.f);  // a row that was no number has spoiled its padding
         if (p.segments) {
             const float* segment = p.segments + size_t(rows_.segments ? rows_.segments[row] : 0) * p.width;
