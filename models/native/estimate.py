@@ -18,7 +18,7 @@ def padded(count: int, to: int = GROUP) -> int:
 
 
 def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool) -> int:
-    """Packed matrices, tables and norms.  Tokens are looked up in a tied output matrix unless its weights are 4 bits."""
+    """Packed matrices, tables and norms.  Tokens are looked up in a tied output matrix unless that has 4 bits."""
     layers = config.depth * sum(_linear_bytes(*pair, precision) for pair in _matrices(config))
     head = _linear_bytes(config.width, config.vocab_size, precision) if generates else 0
     table = config.vocab_size * config.width * (FLOAT if precision == "float32" else 2)
