@@ -56,7 +56,8 @@ def timed(*arguments: str) -> float:
 def test_every_command_is_listed() -> None:
     said = polyhead("--help").stdout
     assert all(
-        command in said for command in ("serve", "chat", "classify", "embed", "models", "train", "verify-determinism")
+        command in said
+        for command in ("serve", "chat", "classify", "embed", "models", "train", "quantize", "verify-determinism")
     )
     assert polyhead("--version").stdout == f"polyhead {VERSION}\n"
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from models.architectures import Family, HeadSpec, rename
+from models.checkpoint.compressed import Compressed
 from models.checkpoint.hub import is_id
 from models.checkpoint.parts import Json, Parts, read_json
 from models.checkpoint.tensors import Entry, ignore, readable, safetensors
@@ -56,14 +57,19 @@ class Adapter:
 class Merged(Entry):
     """A tensor of the base with its low-rank update, `scale` * B @ A, summed in float32."""
 
+    base: Entry
     pair: tuple[Entry, Entry]
     scale: float
     transposed: bool  # the base keeps [in, out] where B @ A is [out, in]
 
+    @property
+    def size(self) -> int:
+        return self.base.size
+
     def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore) -> Tensor:
         a, b = (side.read(torch.float32, device) for side in self.pair)
         update = a.t() @ b.t() if self.transposed else b @ a
-        return super().read(torch.float32, device, advanced).add_(update, alpha=self.scale).to(dtype)
+        return self.base.read(torch.float32, device, advanced).add_(update, alpha=self.scale).to(dtype)
 
 
 def is_adapter(path: Path) -> bool:
@@ -200,7 +206,8 @@ def sum_of(adapter: Adapter, module: str, base: Entry, pair: tuple[Entry, Entry]
             tensor=a.name,
         )
     scale = scale_of(adapter, module, a.shape[0])
-    return Merged(base.file, base.name, base.kind, base.shape, base.start, base.encoding, pair, scale, transposed)
+    kind = "F32" if isinstance(base, Compressed) else base.kind  # a sum is no whole multiple of a scale any more
+    return Merged(base.file, base.name, kind, base.shape, base.start, base.encoding, base, pair, scale, transposed)
 
 
 def scale_of(adapter: Adapter, module: str, rank: int) -> float:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from models.checkpoint.adapter import Merged
+from models.checkpoint.compressed import Compressed
 from models.checkpoint.description import Description, announced, blank, used
 from models.checkpoint.tensors import PIECE, Entry
 from models.heads import LanguageHead
@@ -21,8 +22,9 @@ TOKEN = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merg
 
 @dataclass(frozen=True)
 class Size:
-    """Numbers in a network (tied ones once), in the largest tensor that is laid out anew, and in the largest that an
-    adapter is merged into; bytes of the tokenizer.  `tied`: a generator whose output matrix is that of its tokens."""
+    """Numbers in a network (tied ones once), in the largest tensor that is laid out anew, and in the largest that is
+    computed as it is read (merged with an adapter, multiplied by scales); bytes of the tokenizer.  `tied`: a generator
+    whose output matrix is that of its tokens."""
 
     parameters: int
     rearranged: int
@@ -60,4 +62,4 @@ def _scattered(pieces: Iterable[Tensor]) -> int:
 
 
 def _merged(entry: Entry) -> int:
-    return prod(entry.shape) if isinstance(entry, Merged) else 0
+    return prod(entry.shape) if isinstance(entry, Merged | Compressed) else 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from models.architectures import FAMILIES, Family, HeadSpec, rename
 from models.chat import ChatTemplate
+from models.checkpoint import compressed
 from models.checkpoint.answers import HEADS
 from models.checkpoint.description import Description
 from models.checkpoint.parts import Json, Parts, configured, read_json, template
@@ -28,7 +29,10 @@ def open_folder(path: Path) -> Parts:
     family = family_of(path / "config.json", config)
     embeds = (path / "modules.json").is_file()
     spec = HeadSpec("embed") if embeds else spec_of(path / "config.json", config, family)
-    return Parts(path, config, family, spec, tensors_of(path))
+    entries = tensors_of(path)
+    if quantised := config.get(compressed.CONFIG):
+        entries = compressed.floats(path / "config.json", quantised, entries)
+    return Parts(path, config, family, spec, entries)
 
 
 def describe(parts: Parts) -> Description:
@@ -60,11 +64,8 @@ def refuse_foreign(file: Path, config: Json) -> None:
             f"family ({', '.join(FAMILIES)})",
             file=str(file),
         )
-    if config.get("quantization_config"):
-        raise UnsupportedError(
-            "quantization_config: quantised safetensors are not loaded; use the unquantised checkpoint or a GGUF file",
-            file=str(file),
-        )
+    if quantised := config.get(compressed.CONFIG):
+        compressed.scheme_of(file, quantised)
 
 
 def family_of(file: Path, config: Json) -> Family:

@@ -107,6 +107,7 @@ SAFETENSORS: dict[str, Encoding] = {
     "F16": plain(torch.float16),
     "BF16": plain(torch.bfloat16),
 }
+WHOLE: dict[str, Encoding] = {"I8": plain(torch.int8), "I32": plain(torch.int32), "I64": plain(torch.int64)}
 
 
 def safetensors(path: Path) -> dict[str, Entry]:
@@ -149,7 +150,7 @@ def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if all(
             isinstance(side, int) and side >= 0 for side in shape
         ):
-            entry = Entry(path, name, kind, tuple(shape), start + begin, SAFETENSORS.get(kind))
+            entry = Entry(path, name, kind, tuple(shape), start + begin, (SAFETENSORS | WHOLE).get(kind))
         case _:
             raise CheckpointError("its header entry is malformed", file=str(path), tensor=name)
     if begin < 0 or (entry.encoding and entry.size != end - begin):
@@ -162,8 +163,8 @@ def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
 
 
 def readable(entry: Entry) -> None:
-    """UnsupportedError unless the encoding is one that is read here."""
-    if entry.encoding is None:
+    """UnsupportedError unless the encoding is one of numbers that are read here as they are."""
+    if entry.encoding is None or entry.kind in WHOLE:
         message = f"its numbers are {entry.kind}, and only {', '.join(SAFETENSORS)} are read; save it as one of those"
         raise UnsupportedError(message, file=str(entry.file), tensor=entry.name)
 
