@@ -59,7 +59,7 @@ class Compressed(Entry):
 def multiplied(codes: Tensor, scales: Tensor) -> Tensor:
     """[N, K] float32, of int8 `codes` [N, K] and `scales` [N, G], each for K / G neighbours."""
     count, groups = scales.shape
-    return (codes.float().view(count, groups, -1) * scales.float()[:, :, None]).view(codes.shape)
+    return codes.float().view(count, groups, -1).mul_(scales[:, :, None]).view(codes.shape)
 
 
 def rounded(weights: Tensor) -> tuple[Tensor, Tensor]:
