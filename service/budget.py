@@ -12,6 +12,7 @@ from typing import cast
 
 from models.checkpoint.description import Description
 from models.checkpoint.estimate import Size, size
+from models.checkpoint.precision import Suited, suited
 from models.config import ModelConfig
 from models.native import estimate as native
 from models.native.plan import Precision
@@ -36,11 +37,19 @@ class Sized:
     generates: bool
     context: int
     size: Size
+    suited: Suited
 
 
 def sized(name: str, what: Description) -> Sized:
     """Raises CheckpointError where the files do not hold what the description asks for."""
-    return Sized(name, what.config, what.head.task == "generate", what.max_tokens, size(what))
+    return Sized(
+        name=name,
+        config=what.config,
+        generates=what.head.task == "generate",
+        context=what.max_tokens,
+        size=size(what),
+        suited=suited(what.entries.values()),
+    )
 
 
 @dataclass(frozen=True)
@@ -73,7 +82,7 @@ class Need:
 
 def need(model: Sized, settings: Settings, blocks: int) -> Need:
     """Of a model with a cache of so many blocks."""
-    place = placed(settings)
+    place = placed(settings, model.suited)
     largest = largest_step(model, settings, blocks)
     taken = native_parts(model, place, largest) if place.instructions else torch_parts(model, settings, largest)
     return Need(
@@ -231,7 +240,7 @@ class Budget:
         for name, (low, high) in ranges.items():
             if low < high and self._fits(model, name, low):
                 ways.append((name, highest(low, high, partial(self._fits, model, name))))
-        place = placed(settings)
+        place = placed(settings, model.suited)
         smaller = "int8" if place.instructions else "bfloat16"
         if place.precision == "float32" and self._fits(model, "precision", smaller):
             ways.append(("precision", smaller))

@@ -51,7 +51,7 @@ def executor_of(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: H
 
     The compiled step has packed weights of its own, made part by part; each is `held` meanwhile.
     """
-    place = placed(settings)
+    place = placed(settings, loaded.suited)
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
     if not place.instructions:
         kernel = kernel_for(place, loaded.config)

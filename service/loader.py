@@ -18,6 +18,7 @@ from torch import nn
 from models import checkpoint
 from models.checkpoint import Checkpoint
 from models.checkpoint.description import Description
+from models.checkpoint.precision import Suited
 from models.executor import Executor
 from models.heads import LanguageHead
 from models.native.plan import hollow
@@ -86,6 +87,9 @@ class Loader:
 
         Raises NoRoom, Stopped, ModelError, and what a checkpoint makes a library raise.  `others` come later.
         """
+        place = placed(self._settings, described.sized.suited)
+        if place.instructions and self._settings.precision == "auto":
+            log.info("%s: %s", described.sized.name, explained(described.sized.suited))
         need, began = self.budget.plan(described.sized, others), time.perf_counter()
         with ExitStack() as undo:
             self.budget.take(need)
@@ -99,9 +103,9 @@ class Loader:
                 await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
             self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
-        served = Served(model_of(need, loaded, self._place), worker, need)
+        served = Served(model_of(need, loaded, place), worker, need)
         warm, size = time.perf_counter() - read, need.weights / 2**20
-        how = f"{self._place.precision} by {served.model.executor}"
+        how = f"{place.precision} by {served.model.executor}"
         told = (need.name, loaded.family, loaded.task, how, size, read - began, warm)
         log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *told)
         return served
@@ -158,6 +162,12 @@ class Loader:
             sequence_budget=settings.max_running,
             prefill_chunk=settings.prefill_chunk,
         )
+
+
+def explained(suited: Suited) -> str:
+    """What is computed in, why, and what else could be asked for."""
+    faster = "; --precision int8 is several times as fast, and not exact" if suited.precision == "float32" else ""
+    return f"{suited.precision}, since {suited.reason}{faster}"
 
 
 def model_of(need: Need, loaded: Checkpoint, place: Place) -> Model:

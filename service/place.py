@@ -1,6 +1,6 @@
 """Where networks run, in what format, and by what: what the settings ask for, as far as this machine has it.
 
-Knows nothing of models.
+Knows of a model only what precision suits how it is stored.
 """
 
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from typing import Literal
 
 import torch
 
+from models.checkpoint.precision import Suited
 from models.native.library import runnable
 from models.native.plan import BLOCK
 from models.varlen import PAGE, Kernel, found
@@ -42,8 +43,11 @@ class Place:
         return dtype_of(self.precision)
 
 
-def placed(settings: Settings) -> Place:
-    """Raises SettingsError if a GPU is asked for and there is none, or what only the compiled step can do."""
+def placed(settings: Settings, suited: Suited | None = None) -> Place:
+    """Of a model for which something is `suited`; all but `precision` is the same for every model.
+
+    Raises SettingsError if a GPU is asked for and there is none, or what only the compiled step can do.
+    """
     present = torch.cuda.is_available()
     if settings.device == "cuda" and not present:
         raise SettingsError("device: cuda is asked for and torch finds no GPU here; use auto or cpu")
@@ -53,6 +57,8 @@ def placed(settings: Settings) -> Place:
     if hindrance and (settings.executor == "native" or precision.startswith("int")):
         wanted = "executor: native" if settings.executor == "native" else f"precision: {precision}"
         raise SettingsError(f"{wanted} is asked for and the compiled step cannot be used: {hindrance}")
+    if suited and settings.precision == "auto" and not hindrance:
+        precision = suited.precision
     threads = settings.threads or compute_threads()
     device, dtype = torch.device("cuda" if gpu else "cpu"), dtype_of(precision)
     kernel = found(device, dtype) if hindrance and settings.block_size % PAGE == 0 else None

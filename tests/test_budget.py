@@ -144,7 +144,7 @@ def test_where_memory_is_short_the_cache_shrinks_to_one_context(chat: Sized) -> 
 
 
 def test_models_to_come_are_left_what_they_need(chat: Sized, tiny_classifier: Path) -> None:
-    other, judge = Sized("other", chat.config, True, chat.context, chat.size), described(tiny_classifier, "judge")
+    other, judge = replace(chat, name="other"), described(tiny_classifier, "judge")
     known = settings()
     limit = least(chat, known).total + least(other, known).total + least(judge, known).total + 2 * 256 * 1000
     plans = Budget(limit, known)

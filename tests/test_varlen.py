@@ -17,6 +17,7 @@ import torch
 from test_native import BLOCKS, ENCODERS, GENERATORS, LLAMA, head, network, rows_of, tables, texts, whole
 from torch import Tensor
 
+from models.checkpoint.precision import Suited
 from models.config import ModelConfig
 from models.errors import InvarianceError
 from models.executor import Rows
@@ -379,10 +380,11 @@ def test_the_size_of_blocks_decides_who_attends(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     with gpu(monkeypatch):
-        loaded: Any = SimpleNamespace(network=network(LLAMA), head=head(LLAMA), config=LLAMA)
+        loaded: Any = SimpleNamespace(network=network(LLAMA), head=head(LLAMA), config=LLAMA, suited=None)
         executor: Any = executor_of(loaded, Settings(max_running=8), blocks=5)
         assert (executor.block_size, executor.block_count, executor.cache.count) == (PAGE, 5, 6)
-        encoder: Any = executor_of(SimpleNamespace(network=network(LLAMA), head=None, config=LLAMA), Settings())  # type: ignore[arg-type]
+        headless: Any = SimpleNamespace(network=network(LLAMA), head=None, config=LLAMA, suited=None)
+        encoder: Any = executor_of(headless, Settings())
         assert (encoder.block_size, encoder.cache, encoder.padding(rows_of([([1, 2], 0, [])]))) == (0, None, 0)
         grouped: Any = executor_of(loaded, Settings(block_size=16), blocks=5)
         assert (grouped.block_size, grouped.cache.count, grouped.cache.in_place) == (16, 5, False)
@@ -390,7 +392,7 @@ def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_recorded_steps_are_in_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     size: Any = SimpleNamespace(weights=lambda dtype: 1000, passing=lambda dtype: 0, tokenizer=0)
-    chat = Sized("chat", replace(LLAMA, vocab_size=50_000), True, 1024, size)
+    chat = Sized("chat", replace(LLAMA, vocab_size=50_000), True, 1024, size, Suited("float32", ""))
     with gpu(monkeypatch):
         few, many = (need(chat, Settings(max_running=most, step_tokens=512), 40) for most in (4, 64))
         assert (few.block_size, few.cache_tokens) == (PAGE, 40 * PAGE)

@@ -18,6 +18,7 @@ from torch import nn
 from models.chat import ChatTemplate
 from models.checkpoint import adapter, folder, gguf, hub
 from models.checkpoint.description import Description, blank
+from models.checkpoint.precision import Suited, suited
 from models.checkpoint.weights import Weights
 from models.config import ModelConfig
 from models.errors import CheckpointError, UnsupportedError
@@ -30,7 +31,8 @@ log = getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """What came out of a source.  `max_tokens` counts special tokens too; `weight_bytes` counts tied weights once.
+    """What came out of a source.  `max_tokens` counts special tokens too; `weight_bytes` counts tied weights once;
+    `suited` is the precision for how its numbers are stored.
 
     `fill` gives a part of the network or the head its numbers, where they were not read with the rest.
     """
@@ -48,6 +50,7 @@ class Checkpoint:
     max_tokens: int
     weight_bytes: int
     dtype: str
+    suited: Suited
     fill: Callable[[nn.Module], None]
 
 
@@ -117,6 +120,7 @@ def begin(
         max_tokens=what.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
+        suited=suited(what.entries.values()),
         fill=partial(weights.fill, dtype=dtype, device=torch.device(device)),
     )
 
