@@ -166,7 +166,7 @@ class Loader:
 
 def explained(suited: Suited) -> str:
     """What is computed in, why, and what else could be asked for."""
-    faster = "; --precision int8 is faster, smaller and a little less exact" if suited.precision == "float32" else ""
+    faster = "; --precision int8 is faster, smaller and less exact" if suited.precision == "float32" else ""
     return f"{suited.precision}, since {suited.reason}{faster}"
 
 

@@ -64,8 +64,8 @@ class Settings(BaseSettings):
     )
     precision: Literal["auto", "float32", "bfloat16", "int8", "int4"] = Field(
         "auto",
-        description="Format of weights and arithmetic; auto: bfloat16 on a GPU; on a CPU for each model int4 or int8 if "
-        "its file is quantised, else float32. int4 takes what a file has in 4 bits as it is, and the rest in 8.",
+        description="Format of weights and arithmetic; auto: bfloat16 on a GPU; on a CPU for each model int4 or int8 "
+        "if its file is quantised, else float32. int4 takes what a file has in 4 bits as it is, and the rest in 8.",
     )
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: as many as the machine has cores to give.")
     cache_tokens: int = Field(

@@ -113,7 +113,7 @@ def test_each_model_is_computed_as_it_is_stored(
     assert said == [
         "four: int4, since its weights are stored in 4 bits (Q4_1)",
         "eight: int8, since its weights are stored in 8 bits (Q8_0)",
-        "judge: float32, since its weights are stored as F32; --precision int8 is faster, smaller and a little less exact",
+        "judge: float32, since its weights are stored as F32; --precision int8 is faster, smaller and less exact",
     ]
     ready = [
         message for message in caplog.messages if re.match(r"four is ready: llama, generate, int4 by native", message)
