@@ -54,6 +54,8 @@ def entries(**matrices: int) -> list[Entry]:
         ({"Q4_K": 9, "Q6_K": 3}, "int8", "in 4 bits (Q4_K)"),
         ({"Q8_0": 9, "F32": 10}, "float32", "as F32"),
         ({"F16": 5, "Q4_1": 4, "Q8_0": 2}, "int4", "in 4 bits (Q4_1)"),
+        ({"int8": 9, "F32": 2}, "int8", "in 8 bits (int8)"),
+        ({"int4": 9, "F32": 2}, "int4", "in 4 bits (int4)"),
     ],
 )
 def test_what_suits_is_told_by_most_numbers(matrices: dict[str, int], precision: str, reason: str) -> None:
