@@ -85,6 +85,7 @@ for shape, folder in ENCODERS.items():
 
 GENERATION = (
     Peer("Polyhead int8", OURS, "polyhead_generation", "{generator}", "int8"),
+    Peer("Polyhead int4", OURS, "polyhead_generation", "{generator}", "int4"),
     Peer("Polyhead float32", OURS, "polyhead_generation", "{generator}", "float32"),
     Peer("OpenVINO GenAI Q8_0", "openvino", "openvino_generation", "{models}/smollm2-Q8_0.gguf"),
     Peer("OpenVINO GenAI Q4_0", "openvino", "openvino_generation", "{models}/smollm2-Q4_0.gguf"),
