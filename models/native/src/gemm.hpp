@@ -243,7 +243,7 @@ inline void gemm(const Linear& l, const Operand& x, int rows, int from, int to_b
     if (!rows) return;
     const int most = l.format == INT8 && rows > 36 && LANES == 16 ? 8 : l.format >= INT4 && LANES == 16 ? 8 : MOST_ROWS;
     const int tiles = (rows + most - 1) / most;
-    const int steps = l.format >= INT4 ? l.inputs / 4 : l.format == INT8 ? l.inputs / 4 : l.inputs;
+    const int steps = l.format == FLOAT32 ? l.inputs : l.inputs / 4;
     const int bytes = (int(block_bytes(l)) / steps + tiles - 1) / tiles;  // ahead in each step
     for (int block = from; block < to_block; ++block) {
         const uint8_t* next = block + 1 < to_block ? l.weights + (block + 1) * block_bytes(l) : after;
