@@ -13,7 +13,8 @@ import json
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -30,8 +31,9 @@ from torch import nn
 from models.config import ModelConfig
 from models.executor import Rows
 from models.heads import LanguageHead
+from models.native.estimate import block_bytes
 from models.native.executor import BLOCK, NativeExecutor
-from models.native.plan import Precision
+from models.native.plan import Precision, hollow
 from models.transformer import Transformer
 from service import bench
 from service.bench import Machine
@@ -66,7 +68,7 @@ SHAPES = {
 PLAINEST = "SmolLM2-135M"
 CONTEXTS, BATCHES = (64, 256, 1024, 4096, 8192), (1, 2, 4, 8, 16, 32, 64, 128, 256)
 USUAL, TOGETHER = 128, 32  # tokens of context; sequences
-SMALL = 0x3C23  # a hundredth as bfloat16, and about as much twice over as float32: what fills the cache
+SMALL = 0x3C23  # about a hundredth twice over, as float32; a number of any format: what fills the cache
 SECONDS = 0.3  # of one point in one round, at least
 
 
@@ -119,16 +121,17 @@ def made(config: ModelConfig) -> tuple[Transformer, LanguageHead]:
 
 def executor(config: ModelConfig, precision: Precision, blocks: int, threads: int) -> NativeExecutor:
     net, head = made(config)
-    run = NativeExecutor(net, head, precision=precision, block_count=blocks, threads=threads, done=hollow)
+    run = NativeExecutor(net, head, precision=precision, block_count=blocks, threads=threads, held=held)
     for kept in run._cache:
         kept[: kept.size // 2 * 2].view(np.uint16)[:] = SMALL  # pages that nobody wrote would all be one, and cached
     return run
 
 
-def hollow(part: nn.Module) -> None:
-    """Packed: its own weights are not wanted any more."""
-    for parameter in part.parameters():
-        parameter.data = torch.empty(0)
+@contextmanager
+def held(part: nn.Module) -> Iterator[None]:
+    """Once packed, its own weights are not wanted any more."""
+    yield
+    hollow(part)
 
 
 def blocks(point: Point) -> int:
@@ -182,13 +185,13 @@ def floor(point: Point, machine: Machine) -> float:
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     layer = config.width * (2 * inner + 2 * kept + 3 * config.mlp_width)
     weights = config.depth * layer + config.width * config.vocab_size
-    seen = point.batch * point.context * config.depth
-    read = weights * bits / 8 + seen * 2 * kept * (4 if bits == 32 else 2)
+    seen = point.batch * point.context
+    read = weights * bits / 8 + seen * block_bytes(config, point.precision) / BLOCK
     threads = machine.usable_cores
     near = min(read, machine.cache_mib * 2**20)
     bytes_s = near / machine.best("last-level cache", threads) + (read - near) / machine.best("memory", threads)
     products = 2 * weights * point.batch / machine.best("float32" if bits == 32 else "int8", threads)
-    attention = 4 * seen * inner / machine.best("float32", threads)
+    attention = 4 * seen * config.depth * inner / machine.best("float32" if bits == 32 else "int8", threads)
     return max(bytes_s, products + attention) / 1e9
 
 

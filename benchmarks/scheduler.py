@@ -48,6 +48,7 @@ class Nothing:
     """An executor that knows the answer before it is asked."""
 
     poisoned: frozenset[int] = frozenset()
+    likeliest = None
 
     def __init__(self) -> None:
         self.block_size, self.block_count = BLOCK, max(WIDTHS) * (PROMPT + MOST + BLOCK) // BLOCK
@@ -71,6 +72,10 @@ class Timed:
     @property
     def poisoned(self) -> AbstractSet[int]:
         return self.executor.poisoned
+
+    @property
+    def likeliest(self) -> list[int] | None:
+        return self.executor.likeliest
 
     def step(self, rows: Rows) -> Tensor:
         began = perf_counter()

@@ -48,6 +48,13 @@ class Executor(Protocol):
         writes its first slot: then it is cleared first.  Empty for a network without a cache.
         """
 
+    @property
+    def likeliest(self) -> list[int] | None:
+        """[len(wanted)] the first of the largest logits of each row of the last step; -1 where one is no number.
+
+        None where the executor does not look: whoever wants to know does.
+        """
+
     def step(self, rows: Rows) -> Tensor:
         """Logits [len(wanted), V] of a generator, or states [len(wanted), W] of an encoder, as float32.
 

@@ -52,6 +52,10 @@ class TorchExecutor:
                 self._graphs = Graphs(self._compute, self.cache, in_place, config.max_positions)
 
     @property
+    def likeliest(self) -> None:
+        return None
+
+    @property
     def poisoned(self) -> AbstractSet[int]:
         return self._poisoned
 

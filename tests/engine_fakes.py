@@ -42,6 +42,8 @@ class FakeGenerator:
     `explode` raises while it returns True.
     """
 
+    likeliest = None
+
     def __init__(self, block_count: int = 64, block_size: int = 4) -> None:
         self.block_count, self.block_size = block_count, block_size
         self.cache: dict[int, tuple[int, int]] = {}
@@ -81,6 +83,7 @@ class FakeEncoder:
     """States of three features: the token, its position and its segment.  `cursed` tokens make a step raise."""
 
     block_count = block_size = 0
+    likeliest = None
 
     def __init__(self) -> None:
         self.explode = False

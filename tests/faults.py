@@ -92,6 +92,10 @@ class Faulty:
     def poisoned(self) -> AbstractSet[int]:
         return self.executor.poisoned
 
+    @property
+    def likeliest(self) -> None:
+        """Unknown, of logits that may be spoiled here."""
+
     def padding(self, rows: Rows) -> int:
         return self.executor.padding(rows)
 

@@ -148,6 +148,22 @@ def test_a_generator_equals_torch_in_float32(name: str, instructions: str) -> No
 
 
 @pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("words", [3, 77, 300])
+def test_the_likeliest_is_the_first_of_the_largest(words: int, instructions: str) -> None:
+    config = replace(LLAMA, vocab_size=words)
+    last = head(config)
+    with torch.no_grad():
+        last.output.weight[words // 2 :] = last.output.weight[
+            : words - words // 2
+        ].clone()  # whatever is likeliest, twice
+    executor = NativeExecutor(network(config), last, block_count=BLOCKS, threads=2, instructions=instructions)
+    logits = whole(config, executor)
+    assert executor.likeliest == [int((row == row.max()).nonzero()[0]) for row in logits]
+    executor.step(Rows([1], [0], [0, 1], [[3]], []))
+    assert executor.likeliest == []
+
+
+@pytest.mark.parametrize("instructions", SETS)
 @pytest.mark.parametrize("name", ENCODERS)
 def test_an_encoder_equals_torch_in_float32(name: str, instructions: str) -> None:
     config = ENCODERS[name]
@@ -267,6 +283,7 @@ def test_what_is_no_number_stays_with_its_sequence(instructions: str, spoil: flo
     expected = executor.step(rows_of([(clean, 0, [3])])).clone()
     logits = executor.step(rows_of([([5, 7, 5], 0, [1]), (clean, 0, [2])])).clone()
     assert not logits[0].isfinite().any()
+    assert executor.likeliest == [-1, int(expected.argmax())]
     assert torch.equal(logits[1:], expected)
     assert executor.poisoned == {1}
     assert torch.equal(executor.step(rows_of([(clean, 0, [1])])), expected)

@@ -9,6 +9,7 @@ from models.native.plan import BLOCK, COLUMNS, GROUP, Precision
 from models.workspace import Largest
 
 PANEL = 128  # rows, as in src/step.cpp
+FINE = 32  # features with a scale of their own, as in src/gemm.hpp
 GROWTH = 1.25  # room is made so much larger than what is wanted
 FLOAT = 4
 
@@ -42,8 +43,7 @@ def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, ti
 
 def block_bytes(config: ModelConfig, precision: Precision) -> int:
     """Keys and values of BLOCK tokens in all layers."""
-    number = FLOAT if precision == "float32" else 2
-    return 2 * config.depth * config.kv_heads * padded(config.head_width, 32) * BLOCK * number
+    return config.depth * config.kv_heads * BLOCK * _token_bytes(config, precision)
 
 
 def workspace_bytes(config: ModelConfig, largest: Largest, threads: int, generates: bool) -> int:
@@ -53,9 +53,15 @@ def workspace_bytes(config: ModelConfig, largest: Largest, threads: int, generat
     wanted = largest.sequences if generates else largest.rows
     rows = largest.rows * (width + attended + padded(heads + 2 * kept) + 2 * config.head_width)
     answers = wanted * (width + attended + (padded(config.vocab_size, COLUMNS) if generates else config.width))
-    own = 0 if largest.cached else 2 * config.kv_heads * padded(config.head_width, 32) * (largest.rows + BLOCK)
+    own = 0 if largest.cached else 2 * config.kv_heads * padded(config.head_width, FINE) * (largest.rows + BLOCK)
     panel = PANEL * (2 * max(width, attended, hidden) + hidden + width)
     return int((rows + answers + own) * GROWTH + threads * panel) * FLOAT
+
+
+def _token_bytes(config: ModelConfig, precision: Precision) -> int:
+    """A token's key and value of one head: floats, or codes with a scale for every FINE of a key and one of a value."""
+    width = padded(config.head_width, FINE)
+    return 2 * width * FLOAT if precision == "float32" else 2 * width + FLOAT * (width // FINE + 1)
 
 
 def _matrices(config: ModelConfig) -> list[tuple[int, int]]:

@@ -51,11 +51,12 @@ class NativeExecutor:
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width
         self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
-        self._cache = [mapped(self._library.polyhead_cache_bytes(self._model)) for _ in range(2)]
+        self._cache = [mapped(self._library.polyhead_cache_bytes(self._model, values)) for values in range(2)]
         self._library.polyhead_give_cache(self._model, *(kept.ctypes.data for kept in self._cache))
         self._generates = head is not None
         self._stride = self._packed.plan.head.outputs if self._generates else self._width
         self._out = torch.empty(0)
+        self._likeliest = np.empty(0, np.int32)
         self._poisoned: set[int] = set()
 
     def __del__(self) -> None:
@@ -65,6 +66,11 @@ class NativeExecutor:
     @property
     def poisoned(self) -> AbstractSet[int]:
         return self._poisoned
+
+    @property
+    def likeliest(self) -> list[int]:
+        tokens: list[int] = self._likeliest.tolist()
+        return tokens
 
     @property
     def table(self) -> NDArray[np.generic]:
@@ -77,6 +83,7 @@ class NativeExecutor:
         if self._poisoned:
             self._poisoned -= self._blocks(rows, [i for i in range(count) if rows.positions[i] % BLOCK == 0])
         out, spoiled = self._room(wanted), np.empty(count, np.uint8)
+        self._likeliest = np.empty(wanted if self._generates else 0, np.int32)
         kept = [
             integers(rows.tokens),
             integers(rows.positions),
@@ -88,7 +95,8 @@ class NativeExecutor:
         ]
         addresses = [0 if array is None else array.ctypes.data for array in kept]
         step = native.Rows(count, len(rows.tables), wanted, 0, *addresses)
-        self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, spoiled.ctypes.data)
+        told = spoiled.ctypes.data, self._likeliest.ctypes.data
+        self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *told)
         if self.block_count and spoiled.any():
             self._poisoned |= self._blocks(rows, np.flatnonzero(spoiled).tolist())
         return out[:, : self._vocabulary] if self._generates else out

@@ -55,8 +55,9 @@ class Plan(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width")),
         *((name, c_int32) for name in ("causal", "order", "norm", "activation", "gated", "generates")),
-        *((name, c_int32) for name in ("block_count", "narrow_cache", "narrow_tokens", "position_offset")),
-        *((name, c_float) for name in ("eps", "score_scale", "embedding_scale", "unused")),
+        *((name, c_int32) for name in ("block_count", "coded", "narrow_tokens", "position_offset")),
+        *((name, c_int32) for name in ("words", "unused")),
+        *((name, c_float) for name in ("eps", "score_scale", "embedding_scale", "unused_too")),
         ("tokens", c_void_p),
         ("positions", c_void_p),
         ("segments", c_void_p),
@@ -110,9 +111,9 @@ def opened(path: Path) -> ctypes.CDLL:
     loaded.polyhead_open.argtypes = [POINTER(Plan), c_int]
     loaded.polyhead_close.argtypes = [c_void_p]
     loaded.polyhead_cache_bytes.restype = c_int64
-    loaded.polyhead_cache_bytes.argtypes = [c_void_p]
+    loaded.polyhead_cache_bytes.argtypes = [c_void_p, c_int]
     loaded.polyhead_give_cache.argtypes = [c_void_p, c_void_p, c_void_p]
-    loaded.polyhead_step.argtypes = [c_void_p, POINTER(Rows), c_void_p, c_int, c_void_p]
+    loaded.polyhead_step.argtypes = [c_void_p, POINTER(Rows), c_void_p, c_int, c_void_p, c_void_p]
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]
     loaded.polyhead_pack.argtypes = [c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p]
     loaded.polyhead_decode.argtypes = [c_int, c_void_p, c_int64, c_void_p]

@@ -140,7 +140,7 @@ def fill(pack: Packed, network: Transformer, head: LanguageHead | None, block_co
     plan = pack.plan
     describe(plan, network.config, head is not None, block_count)
     plan.narrow_tokens = pack.precision != "float32"
-    plan.narrow_cache = plan.narrow_tokens and block_count > 0  # what lives for a layer of a step is kept as it is
+    plan.coded = plan.narrow_tokens
     tied = head is not None and head.output.weight is network.tokens.weight
     with held(network.tokens):
         if head is not None and tied:
@@ -174,7 +174,7 @@ def describe(plan: Plan, config: ModelConfig, generates: bool, block_count: int)
         setattr(plan, name, int(getattr(config, name)))
     plan.order, plan.norm = ORDERS[config.norm_order], NORMS[config.norm]
     plan.activation, plan.gated = ACTIVATIONS[config.activation], config.gated_mlp
-    plan.generates, plan.block_count = generates, block_count
+    plan.generates, plan.block_count, plan.words = generates, block_count, config.vocab_size
     plan.eps, plan.embedding_scale = config.norm_eps, config.embedding_scale
     plan.score_scale = config.score_scale or config.head_width**-0.5
 

@@ -143,12 +143,14 @@ class Generator:
         began = perf_counter()
         with torch.inference_mode():
             logits = self._executor.step(rows)  # [M, V], of those that have caught up
-            whole = finite(logits)
+            likeliest = self._executor.likeliest
+            whole = finite(logits) if likeliest is None else [token >= 0 for token in likeliest]
             spoiled = self._spoiled(rows, caught_up, whole)
             computed = perf_counter()
             good = [talk for talk in caught_up if talk not in spoiled]
-            kept = logits if len(good) == len(caught_up) else logits[[talk not in spoiled for talk in caught_up]]
-            drawn = draw(kept, good)
+            if len(good) < len(caught_up):
+                logits, likeliest = logits[[talk not in spoiled for talk in caught_up]], None
+            drawn = draw(logits, good, likeliest)
         ended = perf_counter()
         padding = self._executor.padding(rows)
         # Nothing above has changed what anybody holds: whatever raises there, the step can be tried again.
@@ -294,10 +296,11 @@ def lay_out(chunks: Listing[Chunk], block_size: int) -> Rows:
     return Rows(tokens, positions, starts, tables, wanted)
 
 
-def draw(logits: Tensor, talks: Listing[Talk]) -> list[tuple[Talk, int, Scored]]:
+def draw(logits: Tensor, talks: Listing[Talk], likeliest: Listing[int] | None) -> list[tuple[Talk, int, Scored]]:
     """The next token of each row of `logits` [N, V], and its log-probability where that was asked for."""
     if not talks:
         return []
-    tokens = sample(logits, [talk.request.sampling for talk in talks], [talk.uniform for talk in talks])
+    samplings = [talk.request.sampling for talk in talks]
+    tokens = sample(logits, samplings, [talk.uniform for talk in talks], likeliest)
     scores = score(logits, tokens, [talk.request.logprobs for talk in talks])
     return list(zip(talks, tokens, scores, strict=True))

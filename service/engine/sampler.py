@@ -23,14 +23,23 @@ COLDEST = 1e-4  # temperatures below are taken for this one: logits divided by i
 Scored = tuple[float, tuple[tuple[int, float], ...]]
 
 
-def sample(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
-    """A token for each row of `logits` [N, V], all finite, from a number in [0, 1) for each."""
+def sample(
+    logits: Tensor,
+    samplings: Sequence[Sampling],
+    uniforms: Sequence[float],
+    likeliest: Sequence[int] | None = None,
+) -> list[int]:
+    """A token for each row of `logits` [N, V], all finite, from a number in [0, 1) for each.
+
+    `likeliest` are the first of each row's largest, where they are known already.
+    """
     greedy = [row for row, sampling in enumerate(samplings) if not sampling.temperature]
     cut = [row for row, sampling in enumerate(samplings) if sampling.temperature and _is_cut(sampling)]
     plain = [row for row, sampling in enumerate(samplings) if sampling.temperature and not _is_cut(sampling)]
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
     if greedy:
-        _put(tokens, greedy, _likeliest(_rows(logits, greedy)))
+        known = None if likeliest is None else torch.tensor([likeliest[row] for row in greedy], device=logits.device)
+        _put(tokens, greedy, _likeliest(_rows(logits, greedy)) if known is None else known)
     for rows, draw in ((plain, _draw_plain), (cut, _draw_cut)):
         if rows:
             chosen = [samplings[row] for row in rows]

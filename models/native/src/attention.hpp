@@ -5,51 +5,87 @@
 // The tokens it sees are cut into parts of PART by their position; a part's scores, its largest, its sum and its mixed
 // values are made in one order, and parts are merged in order, whoever computed them and with whom.
 //
-// Layouts of one head in one block, D the head's width padded to a multiple of 32:
-//   keys    [D / 2][16 tokens][2] as bf16, [D][16 tokens] as float
-//   values  [16 tokens][D / 32][16][2] as bf16 (features d and d + 16 side by side), [16 tokens][D] as float
+// Layouts of one head in one block, D the head's width padded to a multiple of FINE:
+//   floats  keys    [D][16 tokens]
+//           values  [16 tokens][D]
+//   codes   keys    [D / 4][16 tokens][4] bytes, each a code + 128; then scales [D / FINE][16 tokens]
+//           values  [4][D][4 tokens] bytes, each a code + 128; then scales [16 tokens]
 // so that a register of either is one load: no shuffles, no sums over lanes.
+//
+// With codes all is exact between what is rounded: keys and queries, FINE features at a time (as GGUF's Q8_0), values,
+// and the weights they are mixed with.  These take 14 bits, for where one token has most of the weight (attention sinks,
+// Xiao et al. 2024) hundreds share the rest, which 8 bits would lose.
 #pragma once
 
-#include <algorithm>
-
-#include "vectors.hpp"
+#include "rows.hpp"
 
 constexpr int BLOCK = 16;   // tokens
 constexpr int PART = 256;   // tokens
 constexpr int PART_BLOCKS = PART / BLOCK;
 constexpr int MOST_QUERIES = LANES == 16 ? 12 : 4;  // of a tile: rows times heads
+constexpr float MOST_WEIGHT = 16383;                // of 14 bits
 
-INLINE void key_pair(const float* block, int d, int token, Floats& even, Floats& odd) {
-    load_pairs(block + d * BLOCK + token, BLOCK, even, odd);
-}
-INLINE void key_pair(const bf16* block, int d, int token, Floats& even, Floats& odd) {
-    load_pairs(block + d * BLOCK + 2 * token, even, odd);
-}
-INLINE void value_pair(const float* token, int d, int lane, Floats& low, Floats& high) {
-    load_pairs(token + d + lane, 16, low, high);
-}
-INLINE void value_pair(const bf16* token, int d, int lane, Floats& low, Floats& high) {
-    load_pairs(token + d + 2 * lane, low, high);
-}
+using Codes = uint8_t;
 
-// One token's key and value of one head into its block.
+// Bytes that one head takes in one block.
+template <class T>
+constexpr size_t key_bytes(int width) {
+    const size_t scales = sizeof(T) == 1 ? width / FINE * BLOCK * sizeof(float) : 0;
+    return width * BLOCK * sizeof(T) + scales;
+}
+template <class T>
+constexpr size_t value_bytes(int width) {
+    return width * BLOCK * sizeof(T) + (sizeof(T) == 1 ? BLOCK * sizeof(float) : 0);
+}
+INLINE const float* scales_behind(const Codes* block, int width) { return (const float*)(block + width * BLOCK); }
+INLINE float* scales_behind(Codes* block, int width) { return (float*)(block + width * BLOCK); }
+
+// One token's key and value of one head, [width] each, into its block.
 inline void store_head(float* keys, float* values, int token, const float* key, const float* value, int width, int padded) {
     for (int d = 0; d < width; ++d) keys[d * BLOCK + token] = key[d];
     memcpy(values + token * padded, value, size_t(width) * sizeof(float));
 }
-inline void store_head(bf16* keys, bf16* values, int token, const float* key, const float* value, int width, int padded) {
-    bf16* out = values + token * padded;
-    for (int start = 0; start < padded; start += 32) {
-        const int count = std::min(32, width - start);
-        bf16 k[32] = {}, v[32] = {};
-        for (int d = 0; d < count; ++d) k[d] = narrow(key[start + d]);
-        for (int d = 0; d < count; ++d) v[d] = narrow(value[start + d]);
-        for (int d = 0; d < 32; d += 2) memcpy(keys + (start + d) * BLOCK + 2 * token, k + d, 2 * sizeof(bf16));
-        for (int d = 0; d < 16; ++d) {
-            out[start + 2 * d] = v[d];
-            out[start + 2 * d + 1] = v[16 + d];
+inline void store_head(Codes* keys, Codes* values, int token, const float* key, const float* value, int width, int padded) {
+    alignas(64) float room[FINE];
+    alignas(64) int8_t codes[FINE];
+    auto group = [&](const float* x, int d) {
+        if (d + FINE <= width) return x + d;
+        std::copy_n(x + d, width - d, room);
+        std::fill(room + width - d, room + FINE, 0.f);
+        return (const float*)room;
+    };
+    Floats poison = zero();
+    float most = 0;
+    for (int d = 0; d < padded; d += FINE) most = std::max(most, peak<FINE>(group(value, d), poison));
+    scales_behind(values, padded)[token] = is_nan(poison) ? NAN : most / 127.f;
+    Codes* value_codes = values + token / 4 * 4 * padded + token % 4;
+    for (int d = 0; d < padded; d += FINE) {
+        encode(group(value, d), inverse(most, 127.f), codes);
+        for (int i = 0; i < FINE; ++i) value_codes[4 * (d + i)] = Codes(codes[i] ^ 0x80);
+    }
+    for (int d = 0; d < padded; d += FINE) {
+        const float* x = group(key, d);
+        poison = zero();
+        const float top = peak<FINE>(x, poison);
+        scales_behind(keys, padded)[d / FINE * BLOCK + token] = is_nan(poison) ? NAN : top / 127.f;
+        encode(x, inverse(top, 127.f), codes);
+        for (int i = 0; i < FINE; i += 4) {
+            uint32_t four;
+            memcpy(&four, codes + i, 4);
+            four ^= 0x80808080;
+            memcpy(keys + (d + i) * BLOCK + 4 * token, &four, 4);
         }
+    }
+}
+
+// Query `row` of a tile, which is in q.floats, as what keys are multiplied with: codes and scales a FINE.
+inline void prepare_query(const Operand& q, int row) {
+    Floats poison = zero();
+    for (int d = 0; d < q.inputs; d += FINE) {
+        const int at = row * q.inputs + d;
+        const float most = peak<FINE>(q.floats + at, poison);
+        q.scales[at / FINE] = is_nan(poison) ? NAN : most / 127.f;
+        q.sums[at / FINE] = encode(q.floats + at, inverse(most, 127.f), q.codes + at);
     }
 }
 
@@ -60,7 +96,6 @@ template <class T>
 struct Sight {
     const T* const* keys;
     const T* const* values;
-    int width;  // D, padded
     int from[MOST_QUERIES], to[MOST_QUERIES];
 };
 
@@ -69,108 +104,195 @@ struct Outcome {
     float most, sum;
 };
 
+// The lanes of v, tokens i and on, that lie in [from, to).
+INLINE Floats seen(Floats v, int i, int from, int to, float rest) {
+    if (i + LANES > to) v = first(v, to - i, rest);
+    return i < from ? past(v, from - i, rest) : v;
+}
+
 // Hardware does not look ahead from block to block: a line of what is read next, for each line that is read.
-template <class T>
-INLINE void prefetch_line(const T* block, int d) {
-    __builtin_prefetch(block + d * BLOCK, 0, 3);
-    if constexpr (sizeof(T) == 4) __builtin_prefetch(block + d * BLOCK + BLOCK, 0, 3);
-}
-
 template <int R, int B, class T>
-INLINE void score_blocks(const float* q, const T* const* blocks, const T* const* values, int width, float* scores) {
+INLINE void prefetch_lines(const T* const* blocks, const T* const* values, int at) {
+    if constexpr (R <= 4) { UNROLL(B, b, prefetch(values[b] + at); prefetch(blocks[b + B] + at)); }
+}
+
+template <int R, int B>
+INLINE void score_blocks(const Operand& q, const float* const* blocks, const float* const* values, float* scores) {
     for (int token = 0; token < BLOCK; token += LANES) {
-        Floats a[R][B];
-        UNROLL(R, r, UNROLL(B, b, a[r][b] = zero()));
-        for (int d = 0; d < width; d += 2) {
-            Floats even[B], odd[B];
-            UNROLL(B, b, key_pair(blocks[b], d, token, even[b], odd[b]));
-            if constexpr (R <= 4) { UNROLL(B, b, prefetch_line(values[b], d); prefetch_line(blocks[b + B], d)); }
-            UNROLL(R, r, Floats q0 = all(q[r * width + d]); UNROLL(B, b, a[r][b] = fma(even[b], q0, a[r][b]));
-                Floats q1 = all(q[r * width + d + 1]); UNROLL(B, b, a[r][b] = fma(odd[b], q1, a[r][b])));
+        Floats f[R][B];
+        UNROLL(R, r, UNROLL(B, b, f[r][b] = zero()));
+        for (int d = 0; d < q.inputs; ++d) {
+            Floats key[B];
+            UNROLL(B, b, key[b] = load(blocks[b] + d * BLOCK + token));
+            prefetch_lines<R, B>(blocks, values, d * BLOCK);
+            UNROLL(R, r, Floats x = all(q.floats[r * q.inputs + d]); UNROLL(B, b, f[r][b] = fma(key[b], x, f[r][b])));
         }
-        UNROLL(R, r, UNROLL(B, b, store(scores + r * PART + b * BLOCK + token, a[r][b])));
+        UNROLL(R, r, UNROLL(B, b, store(scores + r * PART + b * BLOCK + token, f[r][b])));
+    }
+}
+template <int R, int B>
+INLINE void score_blocks(const Operand& q, const Codes* const* blocks, const Codes* const* values, float* scores) {
+    const int groups = q.inputs / FINE;
+    for (int token = 0; token < BLOCK; token += LANES) {
+        Cursor<R, int8_t> at(q.codes, q.inputs);
+        Floats f[R][B];
+        UNROLL(R, r, UNROLL(B, b, f[r][b] = zero()));
+        for (int g = 0, line = 0; g < groups; ++g) {
+            Ints a[R][B];
+            UNROLL(R, r, a[r][0] = all_ints(-128 * q.sums[r * groups + g]); UNROLL(B, b, a[r][b] = a[r][0]));
+            for (int u = 0; u < FINE / 4; ++u, line += 4 * BLOCK) {
+                Ints key[B];
+                UNROLL(B, b, key[b] = load_codes(blocks[b] + line + 4 * token));
+                prefetch_lines<R, B>(blocks, values, line);
+                UNROLL(R, r, Four x = four(at.row(r)); UNROLL(B, b, a[r][b] = dot(a[r][b], key[b], x)));
+                at.advance(4);
+            }
+            prefetch_lines<R, B>(blocks, values, (q.inputs + 4 * g) * BLOCK);
+            Floats scales[B];
+            UNROLL(B, b, scales[b] = load(scales_behind(blocks[b], q.inputs) + g * BLOCK + token));
+            UNROLL(R, r, Floats x = all(q.scales[r * groups + g]);
+                UNROLL(B, b, f[r][b] = fma(to_floats(a[r][b]), mul(scales[b], x), f[r][b])));
+        }
+        UNROLL(R, r, UNROLL(B, b, store(scores + r * PART + b * BLOCK + token, f[r][b])));
     }
 }
 
-// Scores [.., PART) of one query to e^(score - most) where it looks, zeros elsewhere.
-INLINE Outcome soften(float* scores, int from, int to, int end) {
-    Floats top = all(-INFINITY);
+// What R queries see of a part: tokens [from[r], to[r]), all within [low, high).
+template <int R>
+struct Span {
+    int from[R], to[R], low = PART, high = 0;
+};
+
+// Scores of one query, in powers of two, to weights: 2^(score - most) where it looks, as `of` takes and returns them.
+template <class F>
+INLINE Outcome soften(float* scores, int from, int to, F&& of) {
+    if (from >= to) return {-INFINITY, 0.f};
+    Floats top = all(-INFINITY), s = zero();
     const int begin = from / LANES * LANES;
-    auto seen = [&](int i, Floats v) __attribute__((always_inline)) {
-        if (i + LANES > to) v = first(v, to - i, -INFINITY);
-        return i < from ? past(v, from - i, -INFINITY) : v;
-    };
-    for (int i = begin; i < to; i += LANES) top = largest(top, seen(i, load(scores + i)));
+    for (int i = begin; i < to; i += LANES) top = largest(top, seen(load(scores + i), i, from, to, -INFINITY));
     const float most = highest(top);
-    Floats s = zero();
-    for (int i = 0; i < begin; i += LANES) store(scores + i, zero());
     for (int i = begin; i < to; i += LANES) {
-        Floats v = load(scores + i), e = exponential(sub(v, all(most)));
-        if (i + LANES > to) e = first(e, to - i, 0.f);
-        if (i < from) e = past(e, from - i, 0.f);
+        Floats e = seen(binary_power(sub(load(scores + i), all(most))), i, from, to, 0.f);
         s = add(s, e);
-        store(scores + i, e);
+        store(scores + i, of(i, e));
     }
-    for (int i = (to + LANES - 1) / LANES * LANES; i < end; i += LANES) store(scores + i, zero());
     return {most, sum(s)};
 }
 
-template <int R, int Z, class T>
-INLINE void mix_values(const float* scores, const T* const* blocks, int from, int to, int width, int d, float* out) {
-    for (int lane = 0; lane < 16; lane += LANES) {
-        Floats a[R][2 * Z];
-        UNROLL(R, r, UNROLL(2 * Z, z, a[r][z] = zero()));
-        for (int i = from; i < to; ++i) {
-            const T* token = blocks[i / BLOCK] + i % BLOCK * width;
-            Floats v[2 * Z];
-            UNROLL(Z, z, value_pair(token, d + 32 * z, lane, v[2 * z], v[2 * z + 1]));
-            UNROLL(R, r, Floats p = all(scores[r * PART + i]); UNROLL(2 * Z, z, a[r][z] = fma(v[z], p, a[r][z])));
-        }
-        UNROLL(R, r, UNROLL(2 * Z, z, store(out + r * width + d + 16 * z + lane, a[r][z])));
+template <int R, int Z>
+INLINE void mix_floats(const float* weights, const float* const* blocks, const Span<R>& span, int width, int d, float* out) {
+    Floats f[R][Z];
+    UNROLL(R, r, UNROLL(Z, z, f[r][z] = zero()));
+    for (int i = span.low; i < span.high; ++i) {
+        const float* at = blocks[i / BLOCK] + i % BLOCK * width + d;
+        Floats v[Z];
+        UNROLL(Z, z, v[z] = load(at + z * LANES));
+        UNROLL(R, r, Floats w = all(weights[r * PART + i]); UNROLL(Z, z, f[r][z] = fma(v[z], w, f[r][z])));
     }
+    UNROLL(R, r, UNROLL(Z, z, store(out + r * width + d + z * LANES, f[r][z])));
+}
+// Scores [R][PART] to outcomes [R] and mixed values [R][D].
+template <int R>
+INLINE void mix(float* scores, const float* const* blocks, const Span<R>& span, int width, float* out, Outcome* outcomes) {
+    for (int r = 0; r < R; ++r) {
+        float* row = scores + r * PART;
+        outcomes[r] = soften(row, span.from[r], span.to[r], [](int, Floats e) { return e; });
+        std::fill(row + span.low, row + std::max(span.low, span.from[r]), 0.f);
+        std::fill(row + std::min(span.to[r], span.high), row + span.high, 0.f);
+    }
+    constexpr int Z = R <= 4 && LANES == 16 ? 4 : 2;
+    int d = 0;
+    for (; d + Z * LANES <= width; d += Z * LANES) mix_floats<R, Z>(scores, blocks, span, width, d, out);
+    for (; d < width; d += 2 * LANES) mix_floats<R, 2>(scores, blocks, span, width, d, out);
+}
+
+// What R queries weigh values' codes with: `unit` times a whole number, of which these are two digits of 7 bits.
+template <int R>
+struct Digits {
+    alignas(64) int8_t high[R][PART] = {}, low[R][PART] = {};
+    int32_t sum[R];
+    float unit[R];
+};
+
+template <int R, int Z>
+INLINE void mix_codes(const Digits<R>& w, const Codes* const* blocks, const Span<R>& span, int width, int d, float* out) {
+    Ints a[R][Z], b[R][Z];
+    UNROLL(R, r, UNROLL(Z, z, a[r][z] = b[r][z] = all_ints(0)));
+    for (int i = span.low / 4 * 4; i < span.high; i += 4) {
+        const Codes* at = blocks[i / BLOCK] + i % BLOCK * width + 4 * d;
+        Ints v[Z];
+        UNROLL(Z, z, v[z] = load_codes(at + 4 * z * LANES));
+        UNROLL(R, r, Four x = four(w.high[r] + i); UNROLL(Z, z, a[r][z] = dot(a[r][z], v[z], x));
+            Four y = four(w.low[r] + i); UNROLL(Z, z, b[r][z] = dot(b[r][z], v[z], y)));
+    }
+    UNROLL(R, r, Ints offset = all_ints(-128 * w.sum[r]); Floats unit = all(w.unit[r]);
+        UNROLL(Z, z, Floats f = to_floats(add_ints(of_digits(a[r][z], b[r][z]), offset));
+            store(out + r * width + d + z * LANES, mul(f, unit))));
+}
+// A query's own tokens alone are looked at: what lies beside them may be no number, or no token.
+template <int R>
+INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, int width, float* out, Outcome* outcomes) {
+    Digits<R> w;
+    for (int r = 0; r < R; ++r) {
+        float* row = scores + r * PART;
+        const int from = span.from[r], to = span.to[r];
+        Floats top = zero(), poison = zero();
+        outcomes[r] = soften(row, from, to, [&](int i, Floats e) __attribute__((always_inline)) {
+            Floats scale = load(scales_behind(blocks[i / BLOCK], width) + i % BLOCK);
+            e = seen(mul(e, scale), i, from, to, 0.f);
+            top = largest(top, e);
+            poison = fma(e, zero(), poison);
+            return e;
+        });
+        const float most = highest(top);
+        const Floats scale = all(inverse(most, MOST_WEIGHT));
+        Ints sum = all_ints(0);
+        for (int i = from / LANES * LANES; i < to; i += LANES)
+            store_digits(w.high[r] + i, w.low[r] + i, mul(load(row + i), scale), sum);
+        w.sum[r] = sum_ints(sum);
+        w.unit[r] = is_nan(poison) ? NAN : most / MOST_WEIGHT;
+    }
+    constexpr int Z = LANES < 16 ? (R <= 3 ? 2 : 1) : R <= 3 ? 4 : R <= 6 ? 2 : 1;
+    int d = 0;
+    for (; d + Z * LANES <= width; d += Z * LANES) mix_codes<R, Z>(w, blocks, span, width, d, out);
+    if constexpr (Z > 2)
+        for (; d < width; d += 2 * LANES) mix_codes<R, 2>(w, blocks, span, width, d, out);
 }
 
 // One part of what R queries [R][D] look at: into mixed [R][D] and outcomes [R].  `scores` has room for [R][PART].
 template <int R, class T>
-void attend_part(const float* q, const Sight<T>& sight, int part, float* scores, float* mixed, Outcome* outcomes) {
+void attend_part(const Operand& q, const Sight<T>& sight, int part, float* scores, float* mixed, Outcome* outcomes) {
     constexpr int B = R * 4 * (BLOCK / LANES) <= 12 ? 4 : R * 2 * (BLOCK / LANES) <= 12 ? 2 : 1;
     const int start = part * PART;
-    int low = PART, high = 0, from[R], to[R];
+    Span<R> span;
     for (int r = 0; r < R; ++r) {
-        from[r] = std::clamp(sight.from[r] - start, 0, PART);
-        to[r] = std::clamp(sight.to[r] - start, 0, PART);
-        if (from[r] < to[r]) { low = std::min(low, from[r]); high = std::max(high, to[r]); }
+        const int from = std::clamp(sight.from[r] - start, 0, PART), to = std::clamp(sight.to[r] - start, 0, PART);
+        if (from < to) { span.low = std::min(span.low, from); span.high = std::max(span.high, to); }
+        span.from[r] = from;
+        span.to[r] = to;
     }
     const T* const* keys = sight.keys + part * PART_BLOCKS;
     const T* const* values = sight.values + part * PART_BLOCKS;
-    const int width = sight.width, last = (high + BLOCK - 1) / BLOCK;
-    int b = low / BLOCK;
-    for (; b + B <= last; b += B) score_blocks<R, B>(q, keys + b, values + b, width, scores + b * BLOCK);
-    if constexpr (B > 1) for (; b < last; ++b) score_blocks<R, 1>(q, keys + b, values + b, width, scores + b * BLOCK);
-    for (int r = 0; r < R; ++r) {
-        if (from[r] < to[r]) { outcomes[r] = soften(scores + r * PART, from[r], to[r], last * BLOCK); continue; }
-        outcomes[r] = {-INFINITY, 0.f};  // it sees nothing of this part
-        for (int i = 0; i < last * BLOCK; ++i) scores[r * PART + i] = 0.f;
-    }
-    int d = 0;
-    if constexpr (R <= 4 && LANES == 16)
-        for (; d + 64 <= width; d += 64) mix_values<R, 2>(scores, values, low, high, width, d, mixed);
-    for (; d < width; d += 32) mix_values<R, 1>(scores, values, low, high, width, d, mixed);
+    const int last = (span.high + BLOCK - 1) / BLOCK;
+    int b = span.low / BLOCK;
+    for (; b + B <= last; b += B) score_blocks<R, B>(q, keys + b, values + b, scores + b * BLOCK);
+    if constexpr (B > 1) for (; b < last; ++b) score_blocks<R, 1>(q, keys + b, values + b, scores + b * BLOCK);
+    mix<R>(scores, values, span, q.inputs, mixed, outcomes);
 }
 
 // What came before and one part more; [D] values each.
 inline void merge(Outcome& sum, float* mixed, const Outcome& part, const float* more, int width) {
     if (part.most == -INFINITY && part.sum == 0.f) return;
     const float most = std::max(sum.most, part.most);
-    const float keep = sum.sum == 0.f && sum.most == -INFINITY ? 0.f : std::exp(sum.most - most);
-    const float take = std::exp(part.most - most);
+    const float keep = sum.sum == 0.f && sum.most == -INFINITY ? 0.f : std::exp2(sum.most - most);
+    const float take = std::exp2(part.most - most);
     sum = {most, sum.sum * keep + part.sum * take};
     for (int d = 0; d < width; d += LANES)
         store(mixed + d, fma(load(more + d), all(take), mul(load(mixed + d), all(keep))));
 }
 
 template <class T>
-using AttendPart = void (*)(const float*, const Sight<T>&, int, float*, float*, Outcome*);
+using AttendPart = void (*)(const Operand&, const Sight<T>&, int, float*, float*, Outcome*);
 template <class T, int... R>
 constexpr auto attend_parts_of(std::integer_sequence<int, R...>) {
     struct { AttendPart<T> of[sizeof...(R) + 1]; } table{{nullptr, attend_part<R + 1, T>...}};

@@ -3,6 +3,8 @@
 // Knows no weights' layout and no threads.  A row's length is padded to a multiple of GROUP with zeros, which stay zeros.
 #pragma once
 
+#include <algorithm>
+
 #include "gemm.hpp"
 
 enum NormKind : int32_t { LAYER_NORM = 0, RMS_NORM = 1 };
@@ -39,6 +41,22 @@ inline void normalise(NormKind kind, const Norm& norm, float eps, const float* x
         store(out + i, fma(mul(sub(load(x + i), mean), scale), load(norm.weight + i), load(norm.bias + i)));
 }
 
+// N floats' largest magnitude.  What is no number is none in `poison` from then on.
+template <int N>
+INLINE float peak(const float* values, Floats& poison) {
+    Floats top = zero();
+    UNROLL(N / LANES, i, Floats v = load(values + i * LANES); top = largest(top, magnitude(v)); poison = fma(v, zero(), poison));
+    return highest(top);
+}
+INLINE float inverse(float most, float largest_code) { return most > 0.f ? largest_code / most : 0.f; }
+
+// FINE floats, `inverse` times each, as signed bytes; returns their sum.
+INLINE int encode(const float* values, float inverse, int8_t* codes) {
+    Ints s = all_ints(0);
+    UNROLL(FINE / LANES, i, store_codes(codes + i * LANES, mul(load(values + i * LANES), all(inverse)), s));
+    return sum_ints(s);
+}
+
 // Row `row` of x, floats to whatever the product wants.  Of each GROUP the largest magnitude becomes 127.  A number that
 // is none makes the row's first scale none, so that it is not lost among integers.
 inline void prepare(const Operand& x, int format, int row, const float* values) {
@@ -51,18 +69,36 @@ inline void prepare(const Operand& x, int format, int row, const float* values) 
     int32_t* sums = x.sums + size_t(row) * (x.inputs / FINE);
     Floats poison = zero();
     for (int g = 0; g < x.inputs / GROUP; ++g, values += GROUP, codes += GROUP) {
-        Floats v[GROUP / LANES], top = zero();
-        UNROLL(GROUP / LANES, i, v[i] = load(values + i * LANES); top = largest(top, magnitude(v[i]));
-            poison = fma(v[i], zero(), poison));
-        float most = highest(top);
+        const float most = peak<GROUP>(values, poison);
         scales[g] = most / 127.f;
-        Floats inverse = all(most > 0.f ? 127.f / most : 0.f);
-        Ints s[2] = {all_ints(0), all_ints(0)};
-        UNROLL(GROUP / LANES, i, store_codes(codes + i * LANES, mul(v[i], inverse), s[i * LANES / FINE]));
-        sums[2 * g] = sum_ints(s[0]);
-        sums[2 * g + 1] = sum_ints(s[1]);
+        for (int half = 0; half < GROUP / FINE; ++half)
+            sums[2 * g + half] = encode(values + half * FINE, inverse(most, 127.f), codes + half * FINE);
     }
     if (is_nan(poison)) scales[0] = NAN;
+}
+
+// The first of the largest of n floats; -1 where one of them is infinite or no number.
+inline int likeliest(const float* x, int n) {
+    constexpr int SOME = 8 * LANES;
+    float most = -INFINITY;
+    int best = 0;
+    Floats poison = zero();
+    for (int i = 0; i < n; i += SOME) {
+        Floats top = all(-INFINITY);
+        for (int j = i; j < std::min(i + SOME, n); j += LANES) {
+            Floats v = load(x + j);
+            if (n - j < LANES) v = first(v, n - j, x[j]);
+            top = largest(top, v);
+            poison = fma(v, zero(), poison);
+        }
+        if (const float here = highest(top); here > most) {
+            most = here;
+            best = i;
+        }
+    }
+    if (is_nan(poison)) return -1;
+    while (x[best] != most) ++best;
+    return best;
 }
 
 // Features d and d + D / 2 of a head, turned by an angle (Su et al. 2021); cosines and sines [D / 2].

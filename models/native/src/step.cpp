@@ -29,10 +29,11 @@ struct Plan {
     int32_t width, depth, heads, kv_heads, head_width, mlp_width;
     int32_t causal, order, norm, activation, gated, generates;
     int32_t block_count;     // of the cache; 0: none, sequences come whole
-    int32_t narrow_cache;    // keys and values as bf16
+    int32_t coded;           // keys and values as codes
     int32_t narrow_tokens;   // the table of token embeddings as bf16
     int32_t position_offset;
-    float eps, score_scale, embedding_scale, unused;
+    int32_t words, unused;   // V
+    float eps, score_scale, embedding_scale, unused_too;
     const void* tokens;      // [V, W]; null: the rows of `head`
     const float* positions;  // [P, W], or null
     const float* segments;   // [S, W], or null
@@ -89,7 +90,7 @@ class Room {  // memory that grows and starts as zeros
 };
 
 struct Own {  // of one thread
-    Room<float> floats, scales, row, hidden, sandwich, q, scores, mixed;
+    Room<float> floats, scales, row, hidden, sandwich, scores, mixed;
     Room<int8_t> codes;
     Room<int32_t> sums;
     Room<const void*> blocks;
@@ -115,11 +116,8 @@ class Model {
         splits_ = (group_ + MOST_QUERIES - 1) / MOST_QUERIES;
         while (group_ % splits_) ++splits_;
         most_inputs_ = std::max({width_, attended_, hidden_});
-        kv_stride_ = size_t(p.kv_heads) * head_ * BLOCK;
-        if (p.block_count) {
-            const size_t count = size_t(p.depth) * padded(p.block_count, RUN) * kv_stride_;
-            cache_bytes_ = count * (p.narrow_cache ? 2 : 4);
-        }
+        key_bytes_ = p.coded ? key_bytes<Codes>(head_) : key_bytes<float>(head_);
+        value_bytes_ = p.coded ? value_bytes<Codes>(head_) : value_bytes<float>(head_);
         for (int l = 0; l < p.depth; ++l) {
             const float* f = p.layers[l].frequencies;
             frequencies_[l && f != frequencies_[0]] = f;
@@ -127,11 +125,14 @@ class Model {
         for (int i = 0; i < threads; ++i) grow(own_[i]);
     }
 
-    void give_cache(void* keys, void* values) { keys_ = keys; values_ = values; }
-    size_t cache_bytes() const { return cache_bytes_; }
+    void give_cache(uint8_t* keys, uint8_t* values) { keys_ = keys; values_ = values; }
+    size_t cache_bytes(bool values) const {
+        const size_t blocks = plan_.block_count ? size_t(plan_.depth) * padded(plan_.block_count, RUN) : 0;
+        return blocks * plan_.kv_heads * (values ? value_bytes_ : key_bytes_);
+    }
 
-    void step(const Rows& rows, float* out, int out_stride, uint8_t* spoiled) {
-        rows_ = rows; out_ = out; out_stride_ = out_stride; spoiled_ = spoiled;
+    void step(const Rows& rows, float* out, int out_stride, uint8_t* spoiled, int32_t* likeliest) {
+        rows_ = rows; out_ = out; out_stride_ = out_stride; spoiled_ = spoiled; likeliest_ = likeliest;
         const size_t t = size_t(rows.count);
         x_ = x_room_.of(t * width_);
         qkv_ = qkv_room_.of(t * projected_);
@@ -158,7 +159,6 @@ class Model {
         own.row.of(most_inputs_);
         own.hidden.of(size_t(PANEL) * hidden_);
         own.sandwich.of(size_t(PANEL) * width_);
-        own.q.of(size_t(MOST_QUERIES) * head_);
         own.scores.of(size_t(MOST_QUERIES) * PART);
         own.mixed.of(size_t(2 * MOST_QUERIES) * head_);
     }
@@ -182,8 +182,8 @@ class Model {
             }
             rows_.tables = own_tables_.data();
             rows_.table_starts = own_starts_.data();
-            keys_ = key_room_.of(own_tables_.size() * kv_stride_);
-            values_ = value_room_.of(own_tables_.size() * kv_stride_);
+            keys_ = key_room_.of(own_tables_.size() * plan_.kv_heads * key_bytes_);
+            values_ = value_room_.of(own_tables_.size() * plan_.kv_heads * value_bytes_);
         }
         sequence_of_.resize(rows_.count);
         for (int n = 0; n < rows_.sequences; ++n)
@@ -229,7 +229,7 @@ class Model {
                 open(crew, l, a, b);
             });
             team_.wait();
-            if (plan_.narrow_cache) attend<bf16>(thread, l);
+            if (plan_.coded) attend<Codes>(thread, l);
             else attend<float>(thread, l);
             team_.wait();
         }
@@ -342,7 +342,7 @@ class Model {
         product(crew, layer.qkv, x, b - a, {qkv_ + size_t(a) * projected_, projected_, STORE, 0}, &layer.output);
         const auto [from, to] = crew.share(b - a);
         for (int r = from; r < to; ++r) {
-            if (plan_.narrow_cache) place<bf16>(l, a + r);
+            if (plan_.coded) place<Codes>(l, a + r);
             else place<float>(l, a + r);
         }
     }
@@ -385,11 +385,15 @@ class Model {
         crew.meet();
     }
 
-    template <class T>
-    size_t block_at(int layer, int block, int head) const {
+    // Which of all heads' shares of blocks, in the order in which they lie.
+    size_t place_of(int layer, int block, int head) const {
         const size_t b = size_t(block), at = plan_.block_count ? (b / RUN * plan_.depth + layer) * RUN + b % RUN : b;
-        return (at * plan_.kv_heads + head) * size_t(head_) * BLOCK;
+        return at * plan_.kv_heads + head;
     }
+    template <class T>
+    T* keys_at(size_t place) const { return reinterpret_cast<T*>(keys_ + place * key_bytes_); }
+    template <class T>
+    T* values_at(size_t place) const { return reinterpret_cast<T*>(values_ + place * value_bytes_); }
 
     // A row's queries and keys normed and turned; keys and values to where attention reads them.
     template <class T>
@@ -408,8 +412,8 @@ class Model {
         }
         const int block = rows_.tables[rows_.table_starts[n] + position / BLOCK];
         for (int h = 0; h < p.kv_heads; ++h) {
-            const size_t at = block_at<T>(l, block, h);
-            store_head((T*)keys_ + at, (T*)values_ + at, position % BLOCK, k + h * d, v + h * d, d, head_);
+            const size_t at = place_of(l, block, h);
+            store_head(keys_at<T>(at), values_at<T>(at), position % BLOCK, k + h * d, v + h * d, d, head_);
         }
         if (l == p.depth - 1) {  // what was no number in an earlier layer is none in the last
             float s = 0;
@@ -443,14 +447,18 @@ class Model {
         const int heads = group_ / splits_, kv = item % per_tile / splits_;
         const int first = kv * group_ + item % splits_ * heads, queries = tile.count * heads, d = p.head_width;
         Own& own = own_[thread];
-        float* q = own.q.get();
+        const Operand q = operand(thread, head_);
+        const float scale = p.score_scale * 1.44269504f;  // scores are exponents of two
         Sight<T> sight;
         const int length = rows_.positions[rows_.starts[tile.sequence + 1] - 1] + 1;
         int low = length, high = 0;
         for (int r = 0; r < queries; ++r) {
             const int row = tile.row + r / heads, position = rows_.positions[row], window = int(layer.window);
             const float* from = qkv_ + size_t(row) * projected_ + (first + r % heads) * d;
-            for (int i = 0; i < d; ++i) q[r * head_ + i] = from[i] * p.score_scale;
+            float* query = q.floats + r * head_;
+            for (int i = 0; i < d; ++i) query[i] = from[i] * scale;
+            std::fill(query + d, query + head_, 0.f);
+            if (p.coded) prepare_query(q, r);
             sight.to[r] = p.causal ? position + 1 : window ? std::min(length, position + window) : length;
             sight.from[r] = window ? std::max(0, position - window + 1) : 0;
             low = std::min(low, sight.from[r]);
@@ -461,13 +469,12 @@ class Model {
         const T** keys = (const T**)own.blocks.of(2 * size_t(blocks + AHEAD));
         const T** values = keys + blocks + AHEAD;
         for (int b = low / BLOCK; b < blocks + AHEAD; ++b) {
-            const size_t at = block_at<T>(l, table[std::min(b, blocks - 1)], kv);
-            keys[b] = (const T*)keys_ + at;
-            values[b] = (const T*)values_ + at;
+            const size_t at = place_of(l, table[std::min(b, blocks - 1)], kv);
+            keys[b] = keys_at<T>(at);
+            values[b] = values_at<T>(at);
         }
         sight.keys = keys;
         sight.values = values;
-        sight.width = head_;
         const auto attend_part = ATTEND_PART<T>.of[queries];
         if (only >= 0) {
             const size_t at = (size_t(item) * parts_ + only) * MOST_QUERIES;
@@ -552,6 +559,8 @@ class Model {
             });
             product(crew, p.head, x, count, {out_ + size_t(a) * out_stride_, out_stride_, STORE, 0});
         }
+        const auto [a, b] = part(rows_.wanted_count, thread, team_.size());
+        for (int i = a; i < b; ++i) likeliest_[i] = likeliest(out_ + size_t(i) * out_stride_, p.words);
     }
 
     const Plan plan_;
@@ -562,15 +571,17 @@ class Model {
     int width_, attended_, projected_, hidden_, head_;  // padded
     int group_, splits_, most_inputs_;
     const float* frequencies_[KINDS] = {};
-    size_t kv_stride_, cache_bytes_ = 0;
-    void *keys_ = nullptr, *values_ = nullptr;
+    size_t key_bytes_, value_bytes_;  // of one head in one block
+    uint8_t *keys_ = nullptr, *values_ = nullptr;
     // Of the step in progress
     Rows rows_;
     float *out_, *x_, *qkv_, *attn_, *last_x_, *last_attn_, *turns_, *partial_;
     int out_stride_, longest_, parts_;
     bool apart_;
     uint8_t* spoiled_;
-    Room<float> x_room_, qkv_room_, attn_room_, last_x_room_, last_attn_room_, turns_room_, partial_room_, key_room_, value_room_;
+    int32_t* likeliest_;
+    Room<float> x_room_, qkv_room_, attn_room_, last_x_room_, last_attn_room_, turns_room_, partial_room_;
+    Room<uint8_t> key_room_, value_room_;
     std::vector<Outcome> outcomes_;
     std::vector<AttentionTile> tiles_;
     std::vector<int32_t> own_tables_, own_starts_, sequence_of_;
@@ -613,9 +624,9 @@ EXPORT void polyhead_multiply(const Linear* l, const float* x, int rows, float* 
 
 EXPORT Model* polyhead_open(const Plan* plan, int threads) { return new Model(*plan, threads); }
 EXPORT void polyhead_close(Model* model) { delete model; }
-EXPORT int64_t polyhead_cache_bytes(const Model* model) { return int64_t(model->cache_bytes()); }
-EXPORT void polyhead_give_cache(Model* model, void* keys, void* values) { model->give_cache(keys, values); }
-EXPORT void polyhead_step(Model* model, const Rows* rows, float* out, int out_stride, uint8_t* spoiled) {
-    model->step(*rows, out, out_stride, spoiled);
+EXPORT int64_t polyhead_cache_bytes(const Model* model, int values) { return int64_t(model->cache_bytes(values)); }
+EXPORT void polyhead_give_cache(Model* model, uint8_t* keys, uint8_t* values) { model->give_cache(keys, values); }
+EXPORT void polyhead_step(Model* model, const Rows* rows, float* out, int out_stride, uint8_t* spoiled, int32_t* likeliest) {
+    model->step(*rows, out, out_stride, spoiled, likeliest);
 }
 }

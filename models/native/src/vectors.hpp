@@ -63,7 +63,7 @@ INLINE Floats largest(Floats a, Floats b) { return _mm512_max_ps(a, b); }
 INLINE Floats least(Floats a, Floats b) { return _mm512_min_ps(a, b); }
 INLINE Floats magnitude(Floats a) { return _mm512_abs_ps(a); }
 INLINE Floats nearest(Floats a) { return _mm512_roundscale_ps(a, 8); }
-INLINE Floats power2(Floats n) { return _mm512_scalef_ps(_mm512_set1_ps(1.f), n); }  // of whole numbers
+INLINE Floats shifted(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }  // x 2^n, n whole
 INLINE Floats signed_as(Floats a, Floats sign) {
     return _mm512_or_ps(a, _mm512_and_ps(sign, _mm512_set1_ps(-0.f)));
 }
@@ -75,12 +75,6 @@ INLINE Floats first(Floats a, int n, float rest) {  // the first n lanes of a
 }
 INLINE Floats past(Floats a, int n, float rest) {  // a without its first n lanes
     return _mm512_mask_mov_ps(_mm512_set1_ps(rest), __mmask16(~((1u << n) - 1)), a);
-}
-// Pairs that lie side by side as bf16: the first of each pair in `a`, the second in `b`.
-INLINE void load_pairs(const bf16* p, Floats& a, Floats& b) {
-    __m512i x = _mm512_loadu_si512(p);
-    a = _mm512_castsi512_ps(_mm512_slli_epi32(x, 16));
-    b = _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(int(0xffff0000))));
 }
 INLINE Floats load_halves(const fp16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 
@@ -104,6 +98,14 @@ INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
     sum = _mm512_add_epi32(sum, n);
 }
 INLINE int sum_ints(Ints a) { return _mm512_reduce_add_epi32(a); }
+// The nearest whole numbers, 0 to 16,383, as two digits of 7 bits, and their sum to each lane of `sum`.
+INLINE void store_digits(int8_t* high, int8_t* low, Floats x, Ints& sum) {
+    Ints n = _mm512_cvtps_epi32(x);
+    _mm_storeu_si128((__m128i*)high, _mm512_cvtepi32_epi8(_mm512_srli_epi32(n, 7)));
+    _mm_storeu_si128((__m128i*)low, _mm512_cvtepi32_epi8(_mm512_and_si512(n, _mm512_set1_epi32(127))));
+    sum = _mm512_add_epi32(sum, n);
+}
+INLINE Ints of_digits(Ints high, Ints low) { return _mm512_add_epi32(_mm512_slli_epi32(high, 7), low); }
 
 #elif defined(POLYHEAD_AVX2)
 
@@ -124,8 +126,9 @@ INLINE Floats largest(Floats a, Floats b) { return _mm256_max_ps(a, b); }
 INLINE Floats least(Floats a, Floats b) { return _mm256_min_ps(a, b); }
 INLINE Floats magnitude(Floats a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.f), a); }
 INLINE Floats nearest(Floats a) { return _mm256_round_ps(a, 8); }
-INLINE Floats power2(Floats n) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+INLINE Floats shifted(Floats x, Floats n) {
+    Ints power = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
+    return _mm256_mul_ps(x, _mm256_castsi256_ps(power));
 }
 INLINE Floats signed_as(Floats a, Floats sign) { return _mm256_or_ps(a, _mm256_and_ps(sign, _mm256_set1_ps(-0.f))); }
 INLINE float sum(Floats a) {
@@ -144,11 +147,6 @@ INLINE __m256 below(int n) {
 }
 INLINE Floats first(Floats a, int n, float rest) { return _mm256_blendv_ps(_mm256_set1_ps(rest), a, below(n)); }
 INLINE Floats past(Floats a, int n, float rest) { return _mm256_blendv_ps(a, _mm256_set1_ps(rest), below(n)); }
-INLINE void load_pairs(const bf16* p, Floats& a, Floats& b) {
-    __m256i x = _mm256_loadu_si256((const __m256i*)p);
-    a = _mm256_castsi256_ps(_mm256_slli_epi32(x, 16));
-    b = _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(int(0xffff0000))));
-}
 INLINE Floats load_halves(const fp16* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 
 INLINE Ints all_ints(int x) { return _mm256_set1_epi32(x); }
@@ -178,12 +176,22 @@ INLINE Ints dot(Ints sum, Ints codes, Four x) {
     return _mm256_add_epi32(sum, _mm256_madd_epi16(odd, x.odd));
 }
 #endif
-INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
-    Ints n = _mm256_cvtps_epi32(x);
+INLINE void store_bytes(int8_t* p, Ints n) {
     __m128i words = _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1));
     _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(words, words));
+}
+INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
+    Ints n = _mm256_cvtps_epi32(x);
+    store_bytes(p, n);
     sum = _mm256_add_epi32(sum, n);
 }
+INLINE void store_digits(int8_t* high, int8_t* low, Floats x, Ints& sum) {
+    Ints n = _mm256_cvtps_epi32(x);
+    store_bytes(high, _mm256_srli_epi32(n, 7));
+    store_bytes(low, _mm256_and_si256(n, _mm256_set1_epi32(127)));
+    sum = _mm256_add_epi32(sum, n);
+}
+INLINE Ints of_digits(Ints high, Ints low) { return _mm256_add_epi32(_mm256_slli_epi32(high, 7), low); }
 INLINE int sum_ints(Ints a) {
     __m128i x = _mm_add_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
     x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
@@ -209,7 +217,7 @@ INLINE Floats largest(Floats a, Floats b) { return a > b ? a : b; }
 INLINE Floats least(Floats a, Floats b) { return a < b ? a : b; }
 INLINE Floats magnitude(Floats a) { return Floats(Ints(a) & 0x7fffffff); }
 INLINE Floats nearest(Floats a) { for (int i = 0; i < LANES; ++i) a[i] = std::nearbyintf(a[i]); return a; }
-INLINE Floats power2(Floats n) { return Floats((__builtin_convertvector(n, Ints) + 127) << 23); }
+INLINE Floats shifted(Floats x, Floats n) { return x * Floats((__builtin_convertvector(n, Ints) + 127) << 23); }
 INLINE Floats signed_as(Floats a, Floats sign) { return Floats(Ints(a) | (Ints(sign) & int(0x80000000))); }
 INLINE float sum(Floats a) { return (a[0] + a[2]) + (a[1] + a[3]); }
 INLINE float highest(Floats a) {
@@ -219,9 +227,6 @@ INLINE float highest(Floats a) {
 INLINE bool is_nan(Floats a) { return a[0] != a[0] || a[1] != a[1] || a[2] != a[2] || a[3] != a[3]; }
 INLINE Floats first(Floats a, int n, float rest) { for (int i = n; i < LANES; ++i) a[i] = rest; return a; }
 INLINE Floats past(Floats a, int n, float rest) { for (int i = 0; i < n && i < LANES; ++i) a[i] = rest; return a; }
-INLINE void load_pairs(const bf16* p, Floats& a, Floats& b) {
-    for (int i = 0; i < LANES; ++i) { a[i] = widen(p[2 * i]); b[i] = widen(p[2 * i + 1]); }
-}
 INLINE Floats load_halves(const fp16* p) {
     Floats out;
     for (int i = 0; i < LANES; ++i) out[i] = widen_half(p[i]);
@@ -250,11 +255,19 @@ INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
     }
 }
 INLINE int sum_ints(Ints a) { return a[0] + a[1] + a[2] + a[3]; }
+INLINE void store_digits(int8_t* high, int8_t* low, Floats x, Ints& sum) {
+    x = largest(x, all(0.f));
+    x = least(x, all(16383.f));
+    for (int i = 0; i < LANES; ++i) {
+        int n = int(std::nearbyintf(x[i]));
+        high[i] = int8_t(n >> 7);
+        low[i] = int8_t(n & 127);
+        sum[i] += n;
+    }
+}
+INLINE Ints of_digits(Ints high, Ints low) { return high * 128 + low; }
 
 #endif
-
-// Pairs that lie apart as floats: two registers `stride` apart.
-INLINE void load_pairs(const float* p, int stride, Floats& a, Floats& b) { a = load(p); b = load(p + stride); }
 
 // e^x (Cephes): relative error below 2e-7; x is brought into -87 .. 88, a NaN stays one.
 INLINE Floats exponential(Floats x) {
@@ -269,7 +282,19 @@ INLINE Floats exponential(Floats x) {
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
     p = fma(p, mul(r, r), add(r, all(1.f)));
-    return mul(p, power2(n));
+    return shifted(p, n);
+}
+// 2^x for x <= 0: relative error below 3e-7; x is brought to -126, a NaN stays one.
+INLINE Floats binary_power(Floats x) {
+    x = largest(all(-126.f), x);
+    Floats n = nearest(x), r = sub(x, n);
+    Floats p = all(1.3276472e-3f);
+    p = fma(p, r, all(9.6755413e-3f));
+    p = fma(p, r, all(5.5507133e-2f));
+    p = fma(p, r, all(2.4022120e-1f));
+    p = fma(p, r, all(6.9314697e-1f));
+    p = fma(p, r, all(1.f));
+    return shifted(p, n);
 }
 INLINE Floats silu(Floats x) { return quotient(x, add(all(1.f), exponential(sub(zero(), x)))); }
 INLINE Floats relu(Floats x) { return largest(zero(), x); }
