@@ -85,7 +85,7 @@ inline void prepare_query(const Operand& q, int row) {
         const int at = row * q.inputs + d;
         const float most = peak<FINE>(q.floats + at, poison);
         q.scales[at / FINE] = is_nan(poison) ? NAN : most / 127.f;
-        q.sums[at / FINE] = encode(q.floats + at, inverse(most, 127.f), q.codes + at);
+        q.sums[at / FINE] = -128 * encode(q.floats + at, inverse(most, 127.f), q.codes + at);
     }
 }
 
@@ -139,7 +139,7 @@ INLINE void score_blocks(const Operand& q, const Codes* const* blocks, const Cod
         UNROLL(R, r, UNROLL(B, b, f[r][b] = zero()));
         for (int g = 0, line = 0; g < groups; ++g) {
             Ints a[R][B];
-            UNROLL(R, r, a[r][0] = all_ints(-128 * q.sums[r * groups + g]); UNROLL(B, b, a[r][b] = a[r][0]));
+            UNROLL(R, r, a[r][0] = all_ints(q.sums[r * groups + g]); UNROLL(B, b, a[r][b] = a[r][0]));
             for (int u = 0; u < FINE / 4; ++u, line += 4 * BLOCK) {
                 Ints key[B];
                 UNROLL(B, b, key[b] = load_codes(blocks[b] + line + 4 * token));

@@ -40,7 +40,7 @@ struct Operand {
     float* floats;   // [M, K]
     int8_t* codes;   // [M, K]
     float* scales;   // [M, K / GROUP]
-    int32_t* sums;   // [M, K / FINE] of the codes
+    int32_t* sums;   // [M, K / FINE] of the codes; where weights have 128 added, [M, K / GROUP] -128 times
     int inputs;      // K
 };
 
@@ -126,12 +126,12 @@ INLINE void multiply_int8(const Linear& l, const uint8_t* w, int lane, const Ope
                           Ahead ahead) {
     const int groups = l.inputs / GROUP;
     const float* scales = x.scales + size_t(row) * groups;
-    const int32_t* sums = x.sums + size_t(row) * groups * 2;
+    const int32_t* sums = x.sums + size_t(row) * groups;
     Cursor<R, int8_t> at(x.codes + size_t(row) * l.inputs, l.inputs);
     w += lane * 4;
     for (int g = 0; g < groups; ++g) {
         Ints a[R][2];
-        UNROLL(R, r, const int32_t* s = sums + (size_t(r) * groups + g) * 2; a[r][0] = a[r][1] = all_ints(-128 * (s[0] + s[1])));
+        UNROLL(R, r, a[r][0] = a[r][1] = all_ints(sums[size_t(r) * groups + g]));
         if constexpr (R == 1) {  // four chains a column instead of one: a product takes several cycles
             Ints b[3][2];
             UNROLL(3, i, b[i][0] = b[i][1] = all_ints(0));

@@ -66,13 +66,17 @@ inline void prepare(const Operand& x, int format, int row, const float* values) 
     }
     int8_t* codes = x.codes + size_t(row) * x.inputs;
     float* scales = x.scales + size_t(row) * (x.inputs / GROUP);
-    int32_t* sums = x.sums + size_t(row) * (x.inputs / FINE);
+    const int kept = format == INT8 ? GROUP : FINE;
+    int32_t* sums = x.sums + size_t(row) * (x.inputs / kept);
     Floats poison = zero();
     for (int g = 0; g < x.inputs / GROUP; ++g, values += GROUP, codes += GROUP) {
         const float most = peak<GROUP>(values, poison);
         scales[g] = most / 127.f;
-        for (int half = 0; half < GROUP / FINE; ++half)
-            sums[2 * g + half] = encode(values + half * FINE, inverse(most, 127.f), codes + half * FINE);
+        const int first = encode(values, inverse(most, 127.f), codes);
+        const int second = encode(values + FINE, inverse(most, 127.f), codes + FINE);
+        if (format == INT8) { *sums++ = -128 * (first + second); continue; }
+        *sums++ = first;
+        *sums++ = second;
     }
     if (is_nan(poison)) scales[0] = NAN;
 }
