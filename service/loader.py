@@ -97,10 +97,10 @@ class Loader:
             with self._timed("read and pack"):
                 loaded = await self._engine.call(lambda: self._read(described, heard))
                 worker = await self._engine.call(lambda: self._employ(need, loaded))
-                await self._engine.call(machine.trim)  # of what was read the allocator keeps as much again
             read = time.perf_counter()
             with self._timed("warm up"):
                 await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
+                await self._engine.call(machine.trim)  # of what was read the allocator keeps as much again
             self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
         served = Served(model_of(need, loaded, place), worker, need)

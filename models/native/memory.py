@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 LARGE = 2 << 20  # bytes of a large page
-PIECE = 32 << 20
+PIECE = 256 << 20  # of addresses: what is not used of the last large page is the only waste
 LINE = 64
 
 
