@@ -15,12 +15,12 @@ PINS = pyproject.toml constraints.txt
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
 
-setup: .venv/.core  ## install into .venv
+setup: .venv/.native  ## install into .venv
 
 models: .venv/.core  ## fetch the quick-start models
 	$(BIN)/polyhead models
 
-serve: .venv/.core  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
+serve: .venv/.native  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
 	$(BIN)/polyhead serve --host $(HOST) --port $(PORT)
 
 test: lint types layers tests  ## everything CI runs
@@ -35,17 +35,17 @@ types: .venv/.dev  ## mypy --strict
 layers: .venv/.dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
-tests: .venv/.dev  ## pytest alone; ARGS="-k scheduler"
+tests: .venv/.dev .venv/.native  ## pytest alone; ARGS="-k scheduler"
 	$(BIN)/pytest $(ARGS)
 
 format: .venv/.dev  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench: .venv/.dev  ## measure against transformers, both in one run
+bench: .venv/.dev .venv/.native  ## measure against transformers, both in one run
 	$(BIN)/python -m benchmarks
 
-soak: .venv/.dev  ## mixed load for MINUTES=5, then nothing may be left of it
+soak: .venv/.dev .venv/.native  ## mixed load for MINUTES=5, then nothing may be left of it
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 image:  ## build the container image; NAME=polyhead BASE=... TORCH=...
@@ -67,4 +67,9 @@ clean:  ## remove what these targets made, .venv included
 
 .venv/.dev: .venv/.core $(PINS)
 	$(PIP) -e '.[dev]'
+	@touch $@
+
+# Compiles nothing that is made of these sources already.
+.venv/.native: .venv/.core models/native/build.py $(wildcard models/native/src/*)
+	@$(BIN)/python -m models.native.build
 	@touch $@

@@ -1,10 +1,12 @@
 """Compiles src/step.cpp once for every instruction set of this kind of processor.  Knows nothing but the compiler.
 
 Which of them runs is decided when the library is loaded (library.py).  A missing compiler is no error: without a
-library the torch executor does the work.  hatch_build.py calls this when the package is installed, `python -m
-models.native.build` by hand.
+library the torch executor does the work.  hatch_build.py calls this when the package is installed, `make` before it
+serves or tests, `python -m models.native.build` by hand.  The one idea: a library carries a hash of what it was made
+of, so whether it is stale does not depend on the time of any file.
 """
 
+import hashlib
 import logging
 import platform
 import shutil
@@ -15,7 +17,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 LIBRARIES = HERE / "lib"
-SOURCES = sorted((HERE / "src").iterdir())
+SOURCES = sorted((HERE / "src").glob("*.?pp"))
 ALWAYS = (
     "-std=c++20",
     "-O3",
@@ -44,11 +46,17 @@ def compiler() -> str | None:
     return next((found for name in ("c++", "g++", "clang++") if (found := shutil.which(name))), None)
 
 
-def stale(name: str) -> bool:
-    """Whether the library is missing or older than what it is made of."""
-    library = LIBRARIES / f"{name}.so"
-    newest = max(path.stat().st_mtime for path in (*SOURCES, Path(__file__)))
-    return not library.exists() or library.stat().st_mtime < newest
+def made_of(name: str) -> str:
+    """A hash of the sources and of the flags they are compiled with."""
+    told = hashlib.sha256("\0".join((*ALWAYS, *TARGETS[name])).encode())
+    for path in SOURCES:
+        told.update(path.read_bytes())
+    return told.hexdigest()
+
+
+def stale(library: Path) -> bool:
+    """Whether it is missing, or made of other sources or with other flags.  It is read, not run."""
+    return not library.exists() or made_of(library.stem).encode() not in library.read_bytes()
 
 
 def compile_one(command: str, name: str, *more: str, out: Path = LIBRARIES) -> Path:
@@ -57,7 +65,7 @@ def compile_one(command: str, name: str, *more: str, out: Path = LIBRARIES) -> P
     library = out / f"{name}.so"
     source = str(HERE / "src" / "step.cpp")
     subprocess.run(
-        [command, *ALWAYS, *TARGETS[name], *more, "-o", str(library), source],
+        [command, *ALWAYS, *TARGETS[name], *more, f'-DMADE_OF="{made_of(name)}"', "-o", str(library), source],
         check=True,
         capture_output=True,
         text=True,
@@ -74,7 +82,7 @@ def build() -> list[str]:
 
     def attempt(name: str) -> str | None:
         try:
-            if stale(name):
+            if stale(LIBRARIES / f"{name}.so"):
                 compile_one(command, name)
         except subprocess.CalledProcessError as error:
             log.warning("%s could not be compiled for %s: %s", command, name, error.stderr[-2000:])

@@ -1,12 +1,15 @@
 """The compiled library, as C sees it: which one this processor can run, its structures and its functions.
 
-Knows no network.  The structures mirror src/step.cpp and src/gemm.hpp; their sizes are compared when it is loaded.
+Knows no network.  The structures mirror src/step.cpp and src/gemm.hpp: a library that was made of other sources than
+these is refused, and the sizes of the structures are compared.
 """
 
 import ctypes
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+
+from models.native import build
 
 LIBRARIES = Path(__file__).parent / "lib"
 # From the fastest: a name, and the flags that Linux must show for it.
@@ -90,8 +93,11 @@ def runnable() -> list[str]:
 
 @cache
 def library(name: str) -> ctypes.CDLL:
-    """The library for one instruction set."""
-    return opened(LIBRARIES / f"{name}.so")
+    """The library for one instruction set.  Raises OSError unless it was made of the sources beside it."""
+    path = LIBRARIES / f"{name}.so"
+    if build.SOURCES and build.stale(path):
+        raise OSError(f"{path} was compiled from other sources; compile it again: python -m models.native.build")
+    return opened(path)
 
 
 @cache

@@ -591,7 +591,14 @@ class Model {
 
 #define EXPORT __attribute__((visibility("default")))
 
+#ifndef MADE_OF
+#define MADE_OF ""
+#endif
+
 extern "C" {
+
+// A hash of the sources and flags (build.py), by which Python knows a library of its own.
+EXPORT const char* polyhead_made_of() { return MADE_OF; }
 
 // Sizes that Python's mirror of the structures must have.
 EXPORT int polyhead_sizes(int which) {
