@@ -129,9 +129,10 @@ def native_parts(model: Sized, place: Place, largest: Largest) -> Parts:
     computing = native.workspace_bytes(config, largest, place.threads, model.generates)
     if model.generates:
         computing += drawn_bytes(model, largest, 0)
-    part = native.loading_bytes(config, precision, model.generates, model.size.tied)
+    stored = (config, precision, model.generates, model.size.tied, model.size.bits)
+    part = native.loading_bytes(*stored)
     return Parts(
-        native.weight_bytes(config, precision, model.generates, model.size.tied),
+        native.weight_bytes(*stored),
         native.block_bytes(config, precision),
         computing,
         part + model.size.passing(place.dtype),

@@ -5,11 +5,13 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import checkpoints
+import gguf_files
 import pytest
 import torch
 from transformers import BertConfig, BertForSequenceClassification, LlamaConfig, LlamaForCausalLM
@@ -18,9 +20,12 @@ from typer.testing import CliRunner
 from models import checkpoint
 from models.checkpoint.estimate import size
 from models.checkpoint.tensors import Entry
+from models.native.executor import NativeExecutor
+from models.native.library import runnable
 from service import cli, machine
 from service.budget import MIB, Budget, Sized, least, need, sized
 from service.errors import NoRoom
+from service.executors import executor_of
 from service.settings import Settings
 
 GROWTH = Path(__file__).with_name("growth.py")
@@ -110,6 +115,47 @@ def test_weights_are_counted_before_they_are_read(
     expected = checkpoint.load(source, dtype=dtype).weight_bytes
     monkeypatch.setattr(Entry, "read", None)
     assert size(checkpoint.describe(source)).weights(dtype) == expected
+
+
+KINDS = {
+    "even": lambda name, tensor: "Q4_0",
+    "above a least": lambda name, tensor: "Q4_1",
+    "vocabulary in eight": lambda name, tensor: "Q8_0" if "token" in name else "Q4_1",
+    "mixed": lambda name, tensor: {"attn_v": "Q8_0", "ffn_up": "Q4_0"}.get(name.split(".")[-2], "Q4_1"),
+    "floats of four": lambda name, tensor: "F32" if "token" in name else "Q4_0",
+}
+
+
+def stored(path: Path, kind_of: Callable[[str, torch.Tensor], str], tied: bool) -> Path:
+    """A generator whose matrices are stored so; those in float32 hold no more than four bits would."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=1000,
+        hidden_size=512,
+        intermediate_size=544,
+        num_hidden_layers=2,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        tie_word_embeddings=tied,
+    )
+    tensors = gguf_files.converted("llama", LlamaForCausalLM(config))
+    tensors["token_embd.weight"] = (tensors["token_embd.weight"] * 50).round().clamp(-8, 7) / 64
+    metadata = gguf_files.decoder_metadata(config)
+    kinds = lambda name, tensor: kind_of(name, tensor) if tensor.ndim == 2 else "F32"  # noqa: E731
+    return gguf_files.write(path / "model.gguf", "llama", metadata, tensors, kinds)
+
+
+@pytest.mark.skipif(not runnable(), reason="nothing is compiled here")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "of its own"])
+def test_what_packs_into_four_bits_is_known_before(tmp_path: Path, kind: str, tied: bool) -> None:
+    """Never less than it takes; and little more, unless that depends on the numbers."""
+    source, known = stored(tmp_path, KINDS[kind], tied), settings(precision="int4")
+    predicted = least(described(source), known).weights
+    taken = cast(NativeExecutor, executor_of(checkpoint.load(str(source)), known)).weight_bytes
+    assert taken <= predicted
+    assert predicted <= 1.06 * taken or kind == "floats of four"
 
 
 # The plan

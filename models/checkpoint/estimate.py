@@ -4,7 +4,7 @@ Knows no cache and no step.  The one idea: the network is laid out on the meta d
 so its parameters can be counted there; and reading copies only what has to be laid out anew.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -14,23 +14,27 @@ from torch import Tensor
 from models.checkpoint.adapter import Merged
 from models.checkpoint.compressed import Compressed
 from models.checkpoint.description import Description, announced, blank, used
+from models.checkpoint.precision import precision_of
 from models.checkpoint.tensors import PIECE, Entry
 from models.heads import LanguageHead
+from models.native.plan import BITS, FORMATS, SHIFTED
 
 TOKEN = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
+FOUND = {"Q4_0": FORMATS["int4"], "int4": FORMATS["int4"], "Q4_1": SHIFTED}  # by packing, of what is stored so
 
 
 @dataclass(frozen=True)
 class Size:
     """Numbers in a network (tied ones once), in the largest tensor that is laid out anew, and in the largest that is
     computed as it is read (merged with an adapter, multiplied by scales); bytes of the tokenizer.  `tied`: a generator
-    whose output matrix is that of its tokens."""
+    whose output matrix is that of its tokens.  `bits`: see models.native.estimate."""
 
     parameters: int
     rearranged: int
     merged: int
     tokenizer: int
     tied: bool
+    bits: Mapping[str, float]
 
     def weights(self, dtype: torch.dtype) -> int:
         """Bytes that stay."""
@@ -46,13 +50,20 @@ def size(what: Description) -> Size:
     network, head = blank(what)
     entries = used(what, network, head)
     numbers = {id(parameter): parameter.numel() for module in (network, head) for parameter in module.parameters()}
-    scattered = (_scattered(piece for _, piece in announced(what, name, each)) for name, each in entries.items())
+    pieces = {name: announced(what, name, each) for name, each in entries.items()}
     return Size(
         parameters=sum(numbers.values()),
-        rearranged=max(scattered, default=0),
+        rearranged=max((_scattered(piece for _, piece in each) for each in pieces.values()), default=0),
         merged=max(map(_merged, entries.values()), default=0),
         tokenizer=what.tokenizer.vocab_size * TOKEN,
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,
+        bits={
+            ours: BITS[format]
+            for name, entry in entries.items()
+            if (format := _found(entry)) is not None
+            for ours, piece in pieces[name]
+            if piece.stride(-1) == 1  # an output's weights side by side, as they were grouped
+        },
     )
 
 
@@ -63,3 +74,13 @@ def _scattered(pieces: Iterable[Tensor]) -> int:
 
 def _merged(entry: Entry) -> int:
     return prod(entry.shape) if isinstance(entry, Merged | Compressed) else 0
+
+
+def _found(entry: Entry) -> int | None:
+    """The format in which int4 packs matrices that are stored so; None if that depends on their numbers.
+
+    Of Q4_1 it is as good as certain: only blocks that lie 10,000 scales away from zero are not found again.
+    """
+    if isinstance(entry, Merged) or (isinstance(entry, Compressed) and entry.bits == 4 and entry.scales.kind != "F16"):
+        return None
+    return FOUND.get(entry.kind, FORMATS["int8"] if precision_of(entry.kind) == "int8" else None)

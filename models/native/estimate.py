@@ -1,43 +1,48 @@
 """What the compiled step takes, told from a configuration alone: weights, a block of the cache, and a step's numbers.
 
 Knows no tensors.  It counts what plan.py packs and src/step.cpp allocates; tests/test_budget.py compares it with what
-is seen to be taken.
+is seen to be taken.  `bits` says of matrices, by their names, in how many int4 packs a weight of theirs; of what is not
+named it is not known, 8 at most.
 """
 
+from collections.abc import Iterable, Mapping
+
 from models.config import ModelConfig
-from models.native.plan import BLOCK, COLUMNS, GROUP, Precision
+from models.native.plan import BITS, BLOCK, COLUMNS, FORMATS, GROUP, Precision
 from models.workspace import Largest
 
 PANEL = 128  # rows, as in src/step.cpp
 FINE = 32  # features with a scale of their own, as in src/gemm.hpp
 GROWTH = 1.25  # room is made so much larger than what is wanted
 FLOAT = 4
+EIGHT = BITS[FORMATS["int8"]]
+Bits = Mapping[str, float]
+TOKENS, HEAD = "tokens.weight", "head.output.weight"
 
 
 def padded(count: int, to: int = GROUP) -> int:
     return -(-count // to) * to
 
 
-def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool) -> int:
+def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool, bits: Bits) -> int:
     """Packed matrices, tables and norms.  Tokens are looked up in a tied output matrix unless that has 4 bits."""
-    layers = config.depth * sum(_linear_bytes(*pair, precision) for pair in _matrices(config))
-    head = _linear_bytes(config.width, config.vocab_size, precision) if generates else 0
+    layers, head = _packed_bytes(config, precision, tied, bits)
     table = config.vocab_size * config.width * (FLOAT if precision == "float32" else 2)
-    if tied and precision != "int4":
+    if tied and (precision != "int4" or bits.get(TOKENS) == EIGHT):
         table = 0
     places = (config.max_positions if config.position == "learned" else 0) + config.segments
     norms = 8 * config.depth * padded(config.width) * FLOAT
-    return layers + head + table + places * config.width * FLOAT + norms
+    return layers + (head if generates else 0) + table + places * config.width * FLOAT + norms
 
 
-def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool) -> int:
+def loading_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool, bits: Bits) -> int:
     """Of the part that is being packed, as read: beyond `weight_bytes`, of which what is packed later is not there yet.
 
     The order is that of plan.fill: tokens, an output matrix of its own, blocks.
     """
-    layers = config.depth * sum(_linear_bytes(*pair, precision) for pair in _matrices(config))
-    head = _linear_bytes(config.width, config.vocab_size, precision) if generates and not tied else 0
-    vocabulary, block = config.vocab_size * config.width * FLOAT, FLOAT * sum(a * b for a, b in _matrices(config))
+    layers, last = _packed_bytes(config, precision, tied, bits)
+    head = last if generates and not tied else 0
+    vocabulary, block = config.vocab_size * config.width * FLOAT, FLOAT * sum(a * b for _, a, b in _products(config))
     return max(vocabulary - layers - head, vocabulary - layers if head else 0, block)
 
 
@@ -64,18 +69,30 @@ def _token_bytes(config: ModelConfig, precision: Precision) -> int:
     return 2 * width * FLOAT if precision == "float32" else 2 * width + FLOAT * (width // FINE + 1)
 
 
-def _matrices(config: ModelConfig) -> list[tuple[int, int]]:
-    """Inputs and outputs of the products of a layer."""
+def _products(config: ModelConfig) -> list[tuple[tuple[str, ...], int, int]]:
+    """Of a layer: the matrices that are packed as one, its inputs and outputs."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
-    up = (2 if config.gated_mlp else 1) * config.mlp_width
+    up = ("mlp.gate", "mlp.up") if config.gated_mlp else ("mlp.up",)
     return [
-        (config.width, inner + 2 * kept),
-        (inner, config.width),
-        (config.width, up),
-        (config.mlp_width, config.width),
+        (("attention.query", "attention.key", "attention.value"), config.width, inner + 2 * kept),
+        (("attention.output",), inner, config.width),
+        (up, config.width, len(up) * config.mlp_width),
+        (("mlp.down",), config.mlp_width, config.width),
     ]
 
 
-def _linear_bytes(inputs: int, outputs: int, precision: Precision) -> int:
-    rows = padded(outputs, COLUMNS)
-    return rows * padded(inputs) * (FLOAT if precision == "float32" else 1) + 2 * rows * FLOAT
+def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: Bits) -> tuple[int, int]:
+    """Of the products of all layers, and of the output matrix."""
+
+    def linear(names: Iterable[str], inputs: int, outputs: int) -> int:
+        alike = {bits.get(name, EIGHT) for name in names}  # what differs has no format of four bits in common
+        each = BITS[FORMATS[precision]] if precision != "int4" else alike.pop() if len(alike) == 1 else EIGHT
+        rows = padded(outputs, COLUMNS)
+        return int(rows * padded(inputs) * each / 8) + 2 * rows * FLOAT
+
+    layers = sum(
+        linear([f"blocks.{layer}.{name}.weight" for name in names], inputs, outputs)
+        for layer in range(config.depth)
+        for names, inputs, outputs in _products(config)
+    )
+    return layers, linear([TOKENS if tied else HEAD], config.width, config.vocab_size)
