@@ -135,6 +135,19 @@ def test_weights_of_more_bits_are_not_rounded_to_four(instructions: str) -> None
             assert pack.linear([linear_of(other)]).format == FORMATS["int8"]
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_was_begun_in_four_bits_leaves_nothing_in_eight(threads: int) -> None:
+    """The same bytes in the same place as where eight are asked for, although the last output alone does not fit."""
+    weights = snapped(torch.randn(64, 128, generator=torch.Generator().manual_seed(3)))
+    weights[63, 127] = 1e-6
+    packs = [Packed(library(SETS[0]), LLAMA, precision, threads) for precision in ("int4", "int8")]
+    linears = [pack.linear([linear_of(weights)]) for pack in packs]
+    assert [linear.format for linear in linears] == [FORMATS["int8"]] * 2
+    for four, eight in zip(packs[0].kept, packs[1].kept, strict=True):
+        assert numpy.array_equal(four, eight)
+    assert packs[0].memory._used == packs[1].memory._used
+
+
 def test_the_blocks_of_a_q4_0_file_are_taken_as_they_are(tmp_path: Path) -> None:
     torch.manual_seed(0)
     config = tf.LlamaConfig(

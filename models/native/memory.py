@@ -30,6 +30,13 @@ class Memory:
         self._used += -(-size // LINE) * LINE
         return out
 
+    def take_back(self, last: NDArray[np.generic]) -> None:
+        """What `zeros` gave last and nobody keeps: there the next array will be, unless it is larger than what is left.
+
+        It has no zeros then, so it must be written from end to end.
+        """
+        self._used -= -(-last.nbytes // LINE) * LINE
+
 
 def mapped(size: int) -> NDArray[np.uint8]:
     """At least `size` bytes that start at a large page; those that are never written take no memory."""

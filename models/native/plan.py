@@ -79,10 +79,7 @@ class Packed:
         ordered = interleaved(rows) if gated else np.concatenate(rows)
         addresses = np.pad(ordered, (0, -len(ordered) % COLUMNS))
         k = -(-inputs // GROUP) * GROUP
-        format = self._fitting(addresses, inputs, k)
-        out = self.memory.zeros(int(len(addresses) * k * BITS[format] / 8), np.uint8)
-        scales = self.memory.zeros(len(addresses), np.float32)
-        self._pack(addresses, inputs, k, format, (out, scales))
+        format, out, scales = self._packed(addresses, inputs, k)
         return Linear(
             weights=self._keep(out),
             scales=self._keep(scales) if format == FORMATS["int8"] else 0,
@@ -92,21 +89,27 @@ class Packed:
             format=format,
         )
 
-    def _fitting(self, addresses: NDArray[np.uint64], inputs: int, k: int) -> int:
-        """The format.  Four bits only for weights that are such already: rounding others without a calibration costs
-        too much."""
-        if self.precision != "int4":
-            return FORMATS[self.precision]
-        fits = (format for format in (FORMATS["int4"], SHIFTED) if self._pack(addresses, inputs, k, format))
-        return next(fits, FORMATS["int8"])
+    def _packed(self, addresses: NDArray[np.uint64], inputs: int, k: int) -> tuple[int, Array, Array]:
+        """The format, the weights and the scales.  Four bits only for weights that are such already: rounding others
+        without a calibration costs too much."""
+        scales = self.memory.zeros(len(addresses), np.float32)
+        narrow = (
+            FORMATS["int4"],
+            SHIFTED,
+            FORMATS["int8"],
+        )  # each larger than the one before: it writes over all of it
+        for format in narrow if self.precision == "int4" else (FORMATS[self.precision],):
+            out = self.memory.zeros(int(len(addresses) * k * BITS[format] / 8), np.uint8)
+            if self._pack(addresses, inputs, k, format, (out, scales)):
+                return format, out, scales
+            self.memory.take_back(out)
+        raise AssertionError("eight bits hold any weights")
 
-    def _pack(
-        self, addresses: NDArray[np.uint64], inputs: int, k: int, format: int, to: tuple[Array, Array] | None = None
-    ) -> bool:
-        """Each thread its share of the outputs.  False where they do not fit the format; without `to` that is all."""
+    def _pack(self, addresses: NDArray[np.uint64], inputs: int, k: int, format: int, to: tuple[Array, Array]) -> bool:
+        """Each thread its share of the outputs.  False where they do not fit the format."""
 
         def share(a: int, b: int) -> bool:
-            places = [array[len(array) * a // count :].ctypes.data for array in to] if to else [None, None]
+            places = [array[len(array) * a // count :].ctypes.data for array in to]
             done = self.library.polyhead_pack(
                 addresses[a * COLUMNS :].ctypes.data, (b - a) * COLUMNS, inputs, k, format, *places
             )
@@ -114,7 +117,7 @@ class Packed:
 
         count = len(addresses) // COLUMNS
         bounds = [count * thread // self.threads for thread in range(self.threads + 1)]
-        return all(self.pool.map(share, bounds[:-1], bounds[1:]))
+        return all([*self.pool.map(share, bounds[:-1], bounds[1:])])  # nobody writes any more
 
     def _bias(self, modules: list[nn.Linear], gated: bool, outputs: int) -> int:
         if modules[0].bias is None:

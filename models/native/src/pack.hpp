@@ -121,7 +121,7 @@ inline void put(const float* w, Shift s, bool shifted, int c, uint8_t* group) {
     }
 }
 
-// False where a group is not made of 4-bit weights.  `out` may be null: then nothing else is wanted.
+// False where a group is not made of 4-bit weights; what is written by then is worth nothing.
 inline bool pack_int4(Source rows, int outputs, int inputs, int k, bool shifted, uint8_t* out) {
     const size_t bytes = shifted ? SHIFTED_BYTES : FINE_BYTES;
     for (int b = 0; b < outputs / COLUMNS; ++b)
@@ -133,7 +133,7 @@ inline bool pack_int4(Source rows, int outputs, int inputs, int k, bool shifted,
                     w[i] = row && g * FINE < inputs ? row[std::min(g * FINE + i, inputs - 1)] : 0.f;
                 const Shift s = shifted ? shift_of(w) : symmetric(scale_of(w));
                 if (s.scale != s.scale) return false;
-                if (out) put(w, s, shifted, c, out + (size_t(b) * (k / FINE) + g) * bytes);
+                put(w, s, shifted, c, out + (size_t(b) * (k / FINE) + g) * bytes);
             }
     return true;
 }

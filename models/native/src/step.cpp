@@ -606,7 +606,7 @@ EXPORT int polyhead_sizes(int which) {
     return int(sizes[which]);
 }
 
-// 0 where weights are not what INT4 or SHIFTED can hold; with `out` null that is only looked at.
+// 0 where weights are not what INT4 or SHIFTED can hold.
 EXPORT int polyhead_pack(const float* const* rows, int outputs, int inputs, int k, int format, void* out, float* scales) {
     if (format == FLOAT32) pack_float32(rows, outputs, inputs, k, static_cast<float*>(out));
     else if (format == INT8) pack_int8(rows, outputs, inputs, k, static_cast<uint8_t*>(out), scales);
