@@ -2,10 +2,10 @@
 
     python -m benchmarks.http_peers [--install] [--share] [--rounds 3] [--threads 2] [--only NAME ...]
 
-Environments and models are those of benchmarks/peers.py, which makes them; `--install` adds what servers need.  Each
-run starts a server, asks it from a process of its own, and ends it; a round goes through all of them.  `--share` runs
-Polyhead in process too, in the same round.  Not here: OpenVINO Model Server and llama.cpp's own, of which package
-registries have no wheel.
+Environments and models are those of benchmarks/peers.py, which makes them; `--install` adds what servers need, and
+compiles llama.cpp's own.  Each run starts a server, asks it from a process of its own, and ends it; a round goes
+through all of them.  `--share` runs Polyhead in process too, in the same round.  Not here: OpenVINO Model Server, of
+which package registries have no wheel.
 """
 
 import argparse
@@ -22,11 +22,12 @@ from dataclasses import dataclass
 
 import httpx
 
-from benchmarks.peers import OURS, called, measured, middle, placed, python, table
+from benchmarks.peer_runs.workload import NEW, PROMPT
+from benchmarks.peers import BENCH, OURS, RUNS, called, command, measured, middle, python, running, table
 from benchmarks.peers import Peer as InProcess
 from benchmarks.serving import machine
 
-STREAMS, READY_S, LIMIT_S = 32, 120.0, 300.0
+STREAMS, READY_S, LIMIT_S = 32, 120.0, 400.0
 SERVERS = {  # what is installed into an environment of benchmarks/peers.py
     "llamacpp": ("uvicorn", "fastapi", "pydantic-settings", "sse-starlette", "starlette-context"),
     "openvino": ("fastapi", "uvicorn"),
@@ -37,11 +38,13 @@ COLUMNS = {
     "of the same in process": ("share",),
 }
 ALONE = "polyhead_generation"
+MARGIN = 64  # tokens of room beside a prompt and what is made of it
+LLAMA_SERVER = BENCH / "llamacpp" / "server"  # folder
 
 
 @dataclass(frozen=True)
 class Server:
-    """A line of the table: the words after Python, what it calls its model, where it says that it is ready."""
+    """A line of the table: what starts it, what it calls its model, where it says that it is ready, and within what."""
 
     name: str
     environment: str
@@ -49,6 +52,7 @@ class Server:
     model: str
     ready: str = "/v1/models"
     precision: str = ""  # of the run in process that it is compared with; none: it is not
+    ready_s: float = READY_S
 
 
 PEERS = (
@@ -69,10 +73,26 @@ PEERS = (
         "float32",
     ),
     Server(
+        "vLLM's own server, bfloat16",
+        "vllm",
+        "-m vllm.entrypoints.openai.api_server --model {models}/smollm2 --served-model-name vllm --dtype bfloat16 "
+        "--host 127.0.0.1 --port {port}",
+        "vllm",
+        ready_s=300.0,  # it compiles
+    ),
+    Server(
+        "llama.cpp's own server, Q8_0",
+        "llamacpp",
+        "{bench}/llamacpp/server/llama-server --model {models}/smollm2-Q8_0.gguf --alias llama.cpp "
+        "--parallel {streams} --ctx-size {room} --threads {threads} --host 127.0.0.1 --port {port}",
+        "llama.cpp",
+        "/health",
+    ),
+    Server(  # one request at a time, whatever it is told; threads its own default, half of the cores: faster than all
         "llama-cpp-python's server, Q8_0 (one at a time)",
         "llamacpp",
-        "-m llama_cpp.server --model {models}/smollm2-Q8_0.gguf --model_alias llama --n_threads {threads} "
-        "--n_ctx 512 --interrupt_requests false --port {port}",
+        "-m llama_cpp.server --model {models}/smollm2-Q8_0.gguf --model_alias llama --n_ctx 512 "
+        "--interrupt_requests false --host 127.0.0.1 --port {port}",
         "llama",
     ),
     Server(
@@ -90,10 +110,11 @@ def started(server: Server, threads: int) -> Iterator[str]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    words = [python(server.environment), *placed(server.words, server.environment, port=port, threads=threads)]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(words, **quiet)  # type: ignore[call-overload]
-    url, end = f"http://127.0.0.1:{port}", time.monotonic() + READY_S
+    room = STREAMS * (PROMPT + NEW + MARGIN)
+    words = command(server.words, server.environment, port=port, threads=threads, streams=STREAMS, room=room)
+    quiet, given = subprocess.DEVNULL, {**os.environ, **running(server.environment, threads)}
+    process = subprocess.Popen(words, stdout=quiet, stderr=quiet, env=given)
+    url, end = f"http://127.0.0.1:{port}", time.monotonic() + server.ready_s
     try:
         while not ready(url + server.ready):
             if process.poll() is not None or time.monotonic() > end:
@@ -134,6 +155,9 @@ def install() -> None:
     for environment, packages in SERVERS.items():
         words = [python(environment), "-m", "pip", "install", "-q", *packages]
         print(f"{environment}: {called(words, {})[1] or 'installed'}", flush=True)
+    if not LLAMA_SERVER.exists():
+        words = [python("llamacpp"), "-m", f"{RUNS}.build_llama_server", str(LLAMA_SERVER)]
+        print(f"llama.cpp's own server: {called(words, {})[1] or 'built'}", flush=True)
 
 
 def main() -> None:

