@@ -28,7 +28,7 @@ class Running:
     def resident_mb(self) -> float:
         """Resident memory of the server process, in MB (Linux)."""
         status = Path(f"/proc/{self.pid}/status").read_text()
-        return int(status.split("VmRSS:")[1].split()[0]) / 1000
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024 / 1e6
 
 
 @contextlib.contextmanager
