@@ -1,4 +1,4 @@
-// What is done to one row at a time: norms, rotations, and making bytes of floats.
+// What is done to one row at a time: norms, rotations, making bytes of floats, finding the largest.
 //
 // Knows no weights' layout and no threads.  A row's length is padded to a multiple of GROUP with zeros, which stay zeros.
 #pragma once
