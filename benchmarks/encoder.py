@@ -4,10 +4,12 @@
 
 1,000 sentences of mixed length in batches of 32 texts, in arrival order.  The peer runs the same merged classifier in
 float32 in this process, each batch padded to its longest sentence; the server answers one batch after the other over
-HTTP, client and server on the same cores.  Rounds alternate.
+HTTP, client and server on the same cores.  Rounds alternate.  Then short sentences alone, one after the other: what a
+request takes, and what the server says its forward pass took.
 """
 
 import argparse
+import statistics
 import time
 
 import httpx
@@ -17,9 +19,11 @@ from peft import PeftModel
 
 from benchmarks.prose import sentences
 from benchmarks.serving import Running, machine, report, serve
+from benchmarks.vitals import Page
 from service import quickstart, settings
 
-BATCH = 32
+BATCH, SHORT, ALONE = 32, 80, 300  # texts; characters; requests
+STAGE = "polyhead_stage_seconds"
 
 
 class Peer:
@@ -61,17 +65,40 @@ def measure(server: Running, peer: Peer, texts: list[str], rounds: int) -> None:
     print(f"largest difference of a probability: {worst:.1e}")
 
 
+def alone(server: Running, texts: list[str]) -> None:
+    """Milliseconds of a request with one short sentence, and of its forward pass."""
+    taken = []
+    with httpx.Client(base_url=server.url, timeout=120) as client:
+        for text in texts[: ALONE // 10]:
+            classify(client, [text])
+        before = Page(client.get("/metrics").text)
+        for text in texts:
+            began = time.perf_counter()
+            classify(client, [text])
+            taken.append(time.perf_counter() - began)
+        after = Page(client.get("/metrics").text)
+    seconds, steps = (
+        after.total(STAGE + part, stage="forward") - before.total(STAGE + part, stage="forward")
+        for part in ("_sum", "_count")
+    )
+    p50, p99 = statistics.median(taken), statistics.quantiles(taken, n=100)[98]
+    print(f"{len(texts)} short sentences alone: p50 {p50 * 1e3:.2f} ms, p99 {p99 * 1e3:.2f} ms over HTTP; ", end="")
+    print(f"forward {seconds / steps * 1e3:.2f} ms in the mean")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--precision", default="float32")
     options = parser.parse_args()
     folder = settings.default_model_dir()
     source = quickstart.sources(folder)["sentiment"]
     trunk, adapter = source.split("+")
     texts = sentences(folder / "prose", 1000)
     print(machine())
-    with serve(f"sentiment={source}", "--precision", "float32") as server:
+    with serve(f"sentiment={source}", "--precision", options.precision) as server:
         measure(server, Peer(trunk, adapter), texts, options.rounds)
+        alone(server, [text for text in sentences(folder / "prose", 4000) if len(text) < SHORT][:ALONE])
         print(f"ready after {server.ready_s:.1f} s, {server.resident_mb():.0f} MB resident")
 
 
