@@ -43,6 +43,7 @@ class ModelConfig:
     norm_eps: float = 1e-5
     norm_order: Literal["pre", "post", "sandwich"] = "pre"
     embedding_norm: bool = False
+    embedding_width: int = 0  # of what is projected to `width` before the first layer; 0: it has that width already
     embedding_scale: float = 1.0
     query_key_norm: bool = False
     score_scale: float = 0.0  # 0: 1 / sqrt(head_width)

@@ -5,6 +5,7 @@ Given those rows alone, with where each sequence starts among them, it answers t
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -17,6 +18,7 @@ from models.config import ModelConfig
 Closing = Literal["softmax", "sigmoid", "none"]
 Pooling = Literal["mean", "cls", "max", "last"]
 
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu}
 CLOSINGS: dict[Closing, Callable[[Tensor], Tensor]] = {
     "softmax": lambda raw: raw.softmax(dim=-1),
     "sigmoid": lambda raw: 1 / (1 + (-raw).exp()),  # torch.sigmoid rounds the last few of a batch differently
@@ -39,14 +41,21 @@ class LanguageHead(nn.Module):
         return logits
 
 
+@dataclass(frozen=True)
+class Scoring:
+    """How label scores are read off a text's states: through what."""
+
+    activation: Literal["tanh", "relu", "gelu"] = "tanh"  # after the dense layer
+
+
 class SequenceHead(nn.Module):
     """The first token's state through one dense layer to a score per label (Devlin et al. 2019)."""
 
-    def __init__(self, config: ModelConfig, labels: int, activation: Literal["tanh", "relu"], closing: Closing) -> None:
+    def __init__(self, config: ModelConfig, labels: int, scoring: Scoring, closing: Closing) -> None:
         super().__init__()
         self.dense = nn.Linear(config.width, config.width)
         self.out = nn.Linear(config.width, labels)
-        self.activation = {"tanh": torch.tanh, "relu": torch.relu}[activation]
+        self.activation = ACTIVATIONS[scoring.activation]
         self.closing = closing
 
     def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:

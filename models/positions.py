@@ -81,7 +81,7 @@ def stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
 def build_embedding(config: ModelConfig) -> nn.Module:
     """What the configuration adds to token embeddings."""
     if config.position == "learned":
-        return Learned(config.max_positions, config.width, config.position_offset)
+        return Learned(config.max_positions, config.embedding_width or config.width, config.position_offset)
     return Nowhere()
 
 

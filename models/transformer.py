@@ -23,8 +23,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 NORMS: dict[str, type[nn.LayerNorm] | type[nn.RMSNorm]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
-def build_norm(config: ModelConfig) -> nn.Module:
-    return NORMS[config.norm](config.width, eps=config.norm_eps)
+def build_norm(config: ModelConfig, width: int = 0) -> nn.Module:
+    return NORMS[config.norm](width or config.width, eps=config.norm_eps)
 
 
 class MLP(nn.Module):
@@ -90,10 +90,12 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocab_size, config.width)
-        self.segments = nn.Embedding(config.segments, config.width) if config.segments else None
+        width = config.embedding_width or config.width
+        self.tokens = nn.Embedding(config.vocab_size, width)
+        self.segments = nn.Embedding(config.segments, width) if config.segments else None
         self.position = build_embedding(config)
-        self.embedding_norm = build_norm(config) if config.embedding_norm else nn.Identity()
+        self.embedding_norm = build_norm(config, width) if config.embedding_norm else nn.Identity()
+        self.projection = nn.Linear(width, config.width) if config.embedding_width else nn.Identity()
         self.blocks = nn.ModuleList(BLOCKS[config.norm_order](config, layer) for layer in range(config.depth))
         self.final_norm = nn.Identity() if config.norm_order == "post" else build_norm(config)
         kinds = (False, True) if config.window_rope_base else (False,)
@@ -114,5 +116,5 @@ class Transformer(nn.Module):
             x = x * self.config.embedding_scale
         if self.segments is not None:
             x = x + (self.segments.weight[0] if batch.segments is None else self.segments(batch.segments))
-        x = self.embedding_norm(self.position(x, batch.positions))
+        x = self.projection(self.embedding_norm(self.position(x, batch.positions)))
         return x, Frame.of(batch, self.config, list(self.rotaries), x.dtype)  # type: ignore[arg-type]

@@ -82,7 +82,7 @@ class Need:
 
 def need(model: Sized, settings: Settings, blocks: int) -> Need:
     """Of a model with a cache of so many blocks."""
-    place = placed(settings, model.suited)
+    place = placed(settings, model.suited, model.config)
     largest = largest_step(model, settings, blocks)
     taken = native_parts(model, place, largest) if place.instructions else torch_parts(model, settings, largest)
     return Need(
@@ -107,7 +107,7 @@ class Parts:
 
 
 def torch_parts(model: Sized, settings: Settings, largest: Largest) -> Parts:
-    config, place = model.config, placed(settings)
+    config, place = model.config, placed(settings, model.suited, model.config)
     dtype, block = place.dtype, block_bytes(config, place.block_size, place.dtype)
     computing = forward_bytes(config, dtype, largest)
     if model.generates:
@@ -144,7 +144,7 @@ def drawn_bytes(model: Sized, largest: Largest, before: int) -> int:
 
 
 def largest_step(model: Sized, settings: Settings, blocks: int) -> Largest:
-    place = placed(settings)
+    place = placed(settings, model.suited, model.config)
     in_place = kernel_for(place, model.config) is not None
     if model.generates:
         return Largest(
@@ -241,7 +241,7 @@ class Budget:
         for name, (low, high) in ranges.items():
             if low < high and self._fits(model, name, low):
                 ways.append((name, highest(low, high, partial(self._fits, model, name))))
-        place = placed(settings, model.suited)
+        place = placed(settings, model.suited, model.config)
         smaller = "int8" if place.instructions else "bfloat16"
         if place.precision == "float32" and self._fits(model, "precision", smaller):
             ways.append(("precision", smaller))

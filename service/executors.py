@@ -23,7 +23,7 @@ from service.settings import Settings
 
 def prepare(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] = lambda: None) -> None:
     """Before its executor is made: see to it that answers depend on nothing else, where that takes anything."""
-    place = placed(settings)
+    place = placed(settings, loaded.suited, loaded.config)
     if place.instructions:
         if not isinstance(loaded.head, LanguageHead):
             loaded.fill(loaded.head)
@@ -51,7 +51,7 @@ def executor_of(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: H
 
     The compiled step has packed weights of its own, made part by part; each is `held` meanwhile.
     """
-    place = placed(settings, loaded.suited)
+    place = placed(settings, loaded.suited, loaded.config)
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
     if not place.instructions:
         kernel = kernel_for(place, loaded.config)

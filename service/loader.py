@@ -21,7 +21,7 @@ from models.checkpoint.description import Description
 from models.checkpoint.precision import Suited
 from models.executor import Executor
 from models.heads import LanguageHead
-from models.native.plan import hollow
+from models.native.plan import hollow, unfit
 from service import machine
 from service.budget import Budget, Need, Sized, sized
 from service.engine.encoder import Encoder, Head
@@ -77,7 +77,9 @@ class Loader:
 
         def read() -> Described:
             what = checkpoint.describe(source)
-            return Described(source, what, sized(name, what))
+            size = sized(name, what)
+            placed(self._settings, size.suited, size.config)  # refused now, it troubles no other model's plan
+            return Described(source, what, size)
 
         with self._timed("describe"):
             return await aside(read)
@@ -87,9 +89,11 @@ class Loader:
 
         Raises NoRoom, Stopped, ModelError, and what a checkpoint makes a library raise.  `others` come later.
         """
-        place = placed(self._settings, described.sized.suited)
+        place = placed(self._settings, described.sized.suited, described.sized.config)
         if place.instructions and self._settings.precision == "auto":
             log.info("%s: %s", described.sized.name, explained(described.sized.suited))
+        if self._place.instructions and not place.instructions:
+            log.info("%s: %s", described.sized.name, apart(unfit(described.sized.config), self._place))
         need, began = self.budget.plan(described.sized, others), time.perf_counter()
         with ExitStack() as undo:
             self.budget.take(need)
@@ -136,7 +140,7 @@ class Loader:
                 self._engine.breathe()
                 breathed = time.perf_counter()
 
-        place = self._place
+        place = placed(self._settings, described.sized.suited, described.sized.config)
         read = checkpoint.begin if place.instructions else checkpoint.read
         return read(described.source, described.what, dtype=place.dtype, device=place.device, progress=progress)
 
@@ -168,6 +172,14 @@ def explained(suited: Suited) -> str:
     """What is computed in, why, and what else could be asked for."""
     faster = "; --precision int8 is faster, smaller and less exact" if suited.precision == "float32" else ""
     return f"{suited.precision}, since {suited.reason}{faster}"
+
+
+def apart(reason: str, place: Place) -> str:
+    """Why torch computes one model beside others, and what else could be asked for."""
+    told = f"torch computes it, not the compiled step: {reason}"
+    if place.threads == place.torch_threads:
+        return told
+    return f"{told}; it has {place.torch_threads} thread, and with --executor torch, for all models, {place.threads}"
 
 
 def model_of(need: Need, loaded: Checkpoint, place: Place) -> Model:

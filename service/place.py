@@ -1,6 +1,6 @@
 """Where networks run, in what format, and by what: what the settings ask for, as far as this machine has it.
 
-Knows of a model only what precision suits how it is stored.
+Knows of a model only what precision suits how it is stored, and whether the compiled step has its arithmetic.
 """
 
 from dataclasses import dataclass
@@ -9,8 +9,10 @@ from typing import Literal
 import torch
 
 from models.checkpoint.precision import Suited
+from models.config import ModelConfig
+from models.errors import UnsupportedError
 from models.native.library import runnable
-from models.native.plan import BLOCK
+from models.native.plan import BLOCK, unfit
 from models.varlen import PAGE, Kernel, found
 from service.machine import compute_threads
 from service.settings import Settings, SettingsError
@@ -43,20 +45,27 @@ class Place:
         return dtype_of(self.precision)
 
 
-def placed(settings: Settings, suited: Suited | None = None) -> Place:
-    """Of a model for which something is `suited`; all but `precision` is the same for every model.
+def placed(settings: Settings, suited: Suited | None = None, config: ModelConfig | None = None) -> Place:
+    """Of a model for which something is `suited`, with a network as in `config`; without them, of most models.
 
-    Raises SettingsError if a GPU is asked for and there is none, or what only the compiled step can do.
+    Raises SettingsError if a GPU is asked for and there is none, or what only the compiled step can do;
+    UnsupportedError if that is asked for, and the step is there but cannot compute this network.
     """
     present = torch.cuda.is_available()
     if settings.device == "cuda" and not present:
         raise SettingsError("device: cuda is asked for and torch finds no GPU here; use auto or cpu")
     gpu = present and settings.device != "cpu"
     precision: Precision = settings.precision if settings.precision != "auto" else ("bfloat16" if gpu else "float32")
-    hindrance = unable(settings, precision, gpu)
-    if hindrance and (settings.executor == "native" or precision.startswith("int")):
+    hindrance, foreign = unable(settings, precision, gpu), unfit(config) if config else ""
+    if (hindrance or foreign) and (settings.executor == "native" or precision.startswith("int")):
         wanted = "executor: native" if settings.executor == "native" else f"precision: {precision}"
-        raise SettingsError(f"{wanted} is asked for and the compiled step cannot be used: {hindrance}")
+        if hindrance:
+            raise SettingsError(f"{wanted} is asked for and the compiled step cannot be used: {hindrance}")
+        raise UnsupportedError(
+            f"{wanted} is asked for, and the compiled step cannot compute this network: {foreign}; torch computes it, "
+            "in float32 or bfloat16, where neither is asked for"
+        )
+    hindrance = hindrance or foreign
     if suited and settings.precision == "auto" and not hindrance:
         precision = suited.precision
     threads = settings.threads or compute_threads()

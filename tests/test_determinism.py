@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from models.errors import InvarianceError
 from models.executor import Rows
-from models.heads import LanguageHead, SequenceHead
+from models.heads import LanguageHead, Scoring, SequenceHead
 from models.invariant import linear as linear_module
 from models.invariant import make_invariant
 from models.invariant.attention import TILE, prove_attention
@@ -159,7 +159,7 @@ def test_a_prefix_computed_in_other_company_is_as_good() -> None:
 @torch.no_grad()
 def test_states_and_scores_of_an_encoder_are_those_of_each_text_alone(dtype: torch.dtype) -> None:
     _, ours, _ = build("bert")
-    head = SequenceHead(ours.config, 3, "tanh", "sigmoid")
+    head = SequenceHead(ours.config, 3, Scoring(), "sigmoid")
     make_invariant(ours.to(dtype), head.to(dtype))
     texts = random_sequences(40, 60, 97)
     batch = Ragged.of(texts)

@@ -10,7 +10,7 @@ import transformers as tf
 
 from models.architectures import FAMILIES, rename
 from models.executor import Rows
-from models.heads import LanguageHead, Pooler, Pooling, SequenceHead
+from models.heads import LanguageHead, Pooler, Pooling, Scoring, SequenceHead
 from models.ragged import Ragged
 from models.torch_executor import TorchExecutor
 from models.transformer import Transformer
@@ -156,7 +156,7 @@ def test_sequence_heads(name: str) -> None:
     family = FAMILIES[config.model_type]
     ours = Transformer(family.config(config.to_dict())).eval()
     spec = family.heads[kind.__name__]
-    head = SequenceHead(ours.config, 3, spec.activation, "softmax")
+    head = SequenceHead(ours.config, 3, spec.scoring(config.to_dict()), "softmax")
     weights = dict(
         piece for key, value in theirs.state_dict().items() for piece in rename(family, spec.renames, key, value)
     )
@@ -219,7 +219,7 @@ def test_wanted_rows_alone_have_the_same_states(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "head", [SequenceHead(CONFIG, 3, "tanh", "softmax"), *(Pooler(kind, True) for kind in get_args(Pooling))]
+    "head", [SequenceHead(CONFIG, 3, Scoring(), "softmax"), *(Pooler(kind, True) for kind in get_args(Pooling))]
 )
 @torch.no_grad()
 def test_a_head_answers_the_same_from_the_rows_it_wants(head: SequenceHead | Pooler) -> None:
@@ -228,7 +228,7 @@ def test_a_head_answers_the_same_from_the_rows_it_wants(head: SequenceHead | Poo
     assert torch.equal(head(states[rows], narrowed), head(states, starts))
 
 
-@pytest.mark.parametrize("head", [SequenceHead(CONFIG, 3, "tanh", "softmax"), Pooler("mean", True)])
+@pytest.mark.parametrize("head", [SequenceHead(CONFIG, 3, Scoring(), "softmax"), Pooler("mean", True)])
 @torch.no_grad()
 def test_heads_in_half_precision(head: SequenceHead | Pooler) -> None:
     """The executor's states are float32 whatever the network's precision is."""

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, PositiveInt, TypeAdapter, ValidationError
 from models.architectures import FAMILIES
 from models.checkpoint import Checkpoint, load
 from models.checkpoint.package import Package, fetch
+from models.checkpoint.parts import read_json
 from models.heads import SequenceHead
 from training import vader
 from training.adapter import WEIGHTS, Adapter, head_spec, save, write_json
@@ -163,7 +164,8 @@ def classifier(
     """The task, with the trunk's layers wrapped and a new head, both drawn from the recipe's seed."""
     torch.manual_seed(recipe.seed)
     spec = head_spec(FAMILIES[trunk.family], recipe.architecture)
-    head = SequenceHead(trunk.config, labels, spec.activation, "softmax")
+    scoring = spec.scoring(read_json(Path(trunk.source) / "config.json"))
+    head = SequenceHead(trunk.config, labels, scoring, "softmax")
     layers = wrap(trunk.network, recipe.lora)
     task = Classifier(
         network=trunk.network,

@@ -1,6 +1,7 @@
 """The families we can read.  Outside this folder nobody mentions one by name."""
 
 from models.architectures.bert import BERT, DISTILBERT, ROBERTA, XLM_ROBERTA
+from models.architectures.electra import ELECTRA
 from models.architectures.family import Family, HeadSpec, rename
 from models.architectures.gemma import GEMMA3
 from models.architectures.gpt2 import GPT2
@@ -8,7 +9,7 @@ from models.architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3)
+    for family in (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3)
 }  # by the checkpoint's `model_type`
 
 __all__ = ["FAMILIES", "Family", "HeadSpec", "rename"]

@@ -3,6 +3,7 @@
 from models.architectures.family import Family, HeadSpec, Json, activation
 from models.config import ModelConfig
 from models.errors import UnsupportedError
+from models.heads import Scoring
 
 RENAMES = (
     (r"^embeddings\.word_embeddings\.", "tokens."),
@@ -116,7 +117,7 @@ DISTILBERT = Family(
     renames=DISTIL_RENAMES,
     heads={
         "DistilBertModel": HeadSpec("embed"),
-        "DistilBertForSequenceClassification": HeadSpec("classify", DISTIL_HEAD, activation="relu"),
+        "DistilBertForSequenceClassification": HeadSpec("classify", DISTIL_HEAD, lambda _: Scoring("relu")),
     },
     drop=DROP,
 )

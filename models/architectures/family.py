@@ -9,6 +9,7 @@ from torch import Tensor
 
 from models.config import ModelConfig, RopeScaling
 from models.errors import UnsupportedError
+from models.heads import Scoring
 
 Json = Mapping[str, Any]
 Renames = tuple[tuple[str, str], ...]  # pattern -> replacement, applied in order
@@ -28,12 +29,12 @@ ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh", "silu", "relu"]] = {
 class HeadSpec:
     """One `architectures` entry of a family: what it answers, and its weights' names (ours begin with "head.").
 
-    `activation` is the one inside a sequence head.
+    `scoring` says how a configuration's label scores are made.
     """
 
     kind: Literal["generate", "classify", "embed"]
     renames: Renames = ()
-    activation: Literal["tanh", "relu"] = "tanh"
+    scoring: Callable[[Json], Scoring] = field(default=lambda _: Scoring())
 
 
 def whole(name: str, tensor: Tensor) -> Pieces:

@@ -69,10 +69,10 @@ def theirs(parts: Parts, wanted: tuple[str, ...]) -> dict[str, str]:
 def sequence(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
     """A score per label.  One label is a relevance: the task is to rank."""
     labels = labels_of(parts)
-    closing, activation = closing_of(parts, len(labels)), parts.spec.activation
+    closing, scoring = closing_of(parts, len(labels)), parts.spec.scoring(parts.config)
 
     def build(network: Transformer) -> nn.Module:
-        return SequenceHead(network.config, len(labels), activation, closing)
+        return SequenceHead(network.config, len(labels), scoring, closing)
 
     return Head("rank" if len(labels) == 1 else "classify", build, labels), input_limit(parts.path, config)
 

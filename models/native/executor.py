@@ -15,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.errors import UnsupportedError
 from models.executor import Rows
 from models.heads import LanguageHead
 from models.native import library as native
 from models.native.memory import mapped
-from models.native.plan import BLOCK, Held, Packed, Precision, fill
+from models.native.plan import BLOCK, Held, Packed, Precision, fill, unfit
 from models.transformer import Transformer
 
 
@@ -27,7 +28,8 @@ class NativeExecutor:
     """Runs `network` and, for a generator, `head`; see models.executor.Executor.  Weights are copied in `precision`.
 
     `instructions` names the library, the fastest that runs here by default; `threads` are its own.  Each part of the
-    network is packed inside `held(part)`: before it and after it nobody reads the part's own weights.
+    network is packed inside `held(part)`: before it and after it nobody reads the part's own weights.  UnsupportedError
+    says what of a network has no place in the step.
     """
 
     block_size = 0
@@ -43,6 +45,8 @@ class NativeExecutor:
         instructions: str = "",
         held: Held = nullcontext,
     ) -> None:
+        if reason := unfit(network.config):
+            raise UnsupportedError(f"the compiled step cannot compute this network: {reason}; torch can")
         self.instructions = instructions or native.runnable()[0]
         self._library = native.library(self.instructions)
         pack = Packed(self._library, network.config, precision, threads)

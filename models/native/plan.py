@@ -37,6 +37,13 @@ Array = NDArray[Any]
 Held = Callable[[nn.Module], AbstractContextManager[object]]  # inside it a part of the network has its numbers
 
 
+def unfit(config: ModelConfig) -> str:
+    """Why the compiled step cannot compute such a network; empty if it can."""
+    if config.embedding_width:
+        return f"its embeddings are {config.embedding_width} wide, its layers {config.width}"
+    return ""
+
+
 class Packed:
     """A Plan, and everything it points at.  `threads` share the work of packing."""
 

@@ -1,0 +1,32 @@
+"""ELECTRA: BERT with embeddings of a width of their own, where that differs, and another head."""
+
+from dataclasses import replace
+
+from models.architectures import bert
+from models.architectures.family import Family, HeadSpec, Json
+from models.config import ModelConfig
+from models.heads import Scoring
+
+RENAMES = (*bert.RENAMES, (r"^embeddings_project\.", "projection."))
+
+
+def config(hf: Json) -> ModelConfig:
+    width = hf.get("embedding_size", 128)
+    return replace(bert.config(hf), embedding_width=0 if width == hf["hidden_size"] else width)
+
+
+def scoring(_: Json) -> Scoring:
+    return Scoring("gelu")
+
+
+ELECTRA = Family(
+    name="electra",
+    prefix="electra",
+    config=config,
+    renames=RENAMES,
+    heads={
+        "ElectraModel": HeadSpec("embed"),
+        "ElectraForSequenceClassification": HeadSpec("classify", bert.ROBERTA_HEAD, scoring),
+    },
+    drop=bert.DROP + r"|^(discriminator_predictions|generator_predictions|generator_lm_head)\.",
+)

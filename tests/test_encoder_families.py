@@ -1,0 +1,160 @@
+"""Every kind of network that reads whole texts, in a folder that transformers wrote, equals transformers.
+
+States, scores and labels; by torch, and by the compiled step or with its refusal.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import checkpoints
+import pytest
+import torch
+import transformers as tf
+
+from models.checkpoint import Checkpoint, load
+from models.errors import UnsupportedError
+from models.executor import Executor
+from models.native.executor import NativeExecutor
+from models.native.library import runnable
+from models.native.plan import unfit
+from models.torch_executor import TorchExecutor
+from service.engine.encoder import lay_out
+from service.engine.engine import Engine
+from service.metrics import Metrics
+from service.place import placed
+from service.registry import Registry
+from service.request import Encode
+from service.settings import Settings
+
+TEXTS = ["A good film", "What is the capital of France? Paris, of course. " * 4, ("dull", "far too long"), "0 1 2 3"]
+LABELS = {0: "negative", 1: "neutral", 2: "positive"}
+CLOSE = 2e-5
+SHAPE = dict(num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=checkpoints.POSITIONS)
+BERT = dict(SHAPE, hidden_size=32, intermediate_size=48)
+
+Make = Callable[..., tf.PreTrainedConfig]
+# A folder's configuration, the class that is saved, and why the compiled step does not compute it.
+CASES: dict[str, tuple[Make, Any, str]] = {
+    "electra": (lambda **kw: tf.ElectraConfig(**BERT, embedding_size=32, **kw), tf.ElectraModel, ""),
+    "electra-narrow": (
+        lambda **kw: tf.ElectraConfig(**BERT, embedding_size=24, **kw),
+        tf.ElectraModel,
+        "its embeddings are 24 wide, its layers 32",
+    ),
+    "electra-classifier": (
+        lambda **kw: tf.ElectraConfig(**BERT, embedding_size=32, **kw),
+        tf.ElectraForSequenceClassification,
+        "",
+    ),
+    "electra-narrow-classifier": (
+        lambda **kw: tf.ElectraConfig(**BERT, embedding_size=24, hidden_act="gelu_new", **kw),
+        tf.ElectraForSequenceClassification,
+        "its embeddings are 24 wide, its layers 32",
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=CASES)
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Checkpoint, Any, str]:
+    """What was loaded, the same as transformers loads it, and why the compiled step cannot compute it."""
+    make, kind, refusal = CASES[request.param]
+    folder = saved(make, kind, tmp_path_factory.mktemp("folder"))
+    return load(str(folder)), kind.from_pretrained(folder, attn_implementation="eager").eval(), refusal
+
+
+def saved(make: Make, kind: Any, folder: Path, **more: Any) -> Path:
+    """A folder of random numbers: biases and norms too."""
+    tokenizer = checkpoints.word_piece()
+    torch.manual_seed(4)
+    labels = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}}
+    theirs = kind(make(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **labels, **more))
+    with torch.no_grad():
+        for name, parameter in theirs.named_parameters():
+            parameter.normal_(1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0, 0.2)
+    theirs.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@torch.inference_mode()
+def answered(loaded: Checkpoint, executor: Executor) -> torch.Tensor:
+    """What the head says of the texts, as it says it before closing, computed in one step."""
+    head: Any = loaded.head
+    encodings = loaded.tokenizer.encode_batch(TEXTS)
+    rows = lay_out([Encode("text", tuple(e.ids), segments=tuple(e.segments)) for e in encodings])
+    wanted, starts = head.wanted(rows.starts)
+    rows.wanted.extend(wanted)
+    out: torch.Tensor = head(executor.step(rows), starts)
+    return out
+
+
+@torch.inference_mode()
+def expected(loaded: Checkpoint, theirs: Any) -> torch.Tensor:
+    """The same from transformers, each text alone."""
+    answers = []
+    for encoding in loaded.tokenizer.encode_batch(TEXTS):
+        ids, segments = torch.tensor([encoding.ids]), torch.tensor([encoding.segments])
+        out = theirs(ids, **({"token_type_ids": segments} if loaded.config.segments else {}))
+        answers.append(out.logits if loaded.task == "classify" else out.last_hidden_state.mean(1))
+    return torch.cat(answers)
+
+
+def test_it_equals_transformers(case: tuple[Checkpoint, Any, str]) -> None:
+    loaded, theirs, _ = case
+    wanted = expected(loaded, theirs)
+    assert float((answered(loaded, TorchExecutor(loaded.network)) - wanted).abs().max()) < CLOSE
+    assert float((wanted[0] - wanted[1]).abs().max()) > 100 * CLOSE, "texts can be told apart"
+    assert loaded.labels == (tuple(LABELS.values()) if loaded.task == "classify" else ())
+
+
+@pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+def test_the_compiled_step_equals_transformers_or_refuses(case: tuple[Checkpoint, Any, str]) -> None:
+    loaded, theirs, refusal = case
+    assert unfit(loaded.config) == refusal
+    if refusal:
+        with pytest.raises(UnsupportedError, match=refusal):
+            NativeExecutor(loaded.network, precision="float32")
+        return
+    executor = NativeExecutor(loaded.network, precision="float32")
+    assert float((answered(loaded, executor) - expected(loaded, theirs)).abs().max()) < CLOSE
+
+
+def served(settings: Settings) -> dict[str, str]:
+    """What computes each model of a server."""
+
+    async def run() -> dict[str, str]:
+        metrics = Metrics(settings.models)
+        engine = Engine(metrics)
+        engine.start()
+        try:
+            registry = Registry(engine, settings, told=metrics)
+            await registry.load_all()
+            return {model.name: model.executor for model in registry.models()}
+        finally:
+            await engine.close(0)
+
+    return asyncio.run(run())
+
+
+@pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+def test_torch_serves_what_the_compiled_step_cannot_compute(
+    tmp_path: Path, tiny_classifier: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Beside models that it can; and nothing that only the step could do is promised."""
+    make, kind, refusal = CASES["electra-narrow-classifier"]
+    known = {"judge": str(tiny_classifier), "odd": str(saved(make, kind, tmp_path))}
+    with caplog.at_level(logging.INFO, "polyhead.loader"):
+        found = served(Settings(device="cpu", models=known, threads=2))
+    assert found == {"odd": "torch", "judge": f"native-{runnable()[0]}"}
+    told = [message for message in caplog.messages if refusal in message]
+    assert told == [
+        f"odd: torch computes it, not the compiled step: {refusal}; it has 1 thread, and with --executor torch, for "
+        "all models, 2"
+    ]
+    for given, named in (({"precision": "int8"}, "precision: int8"), ({"executor": "native"}, "executor: native")):
+        with pytest.raises(UnsupportedError, match=f"{named} is asked for.*{refusal}"):
+            placed(Settings(device="cpu", **given), config=load(known["odd"]).config)
+        assert served(Settings(device="cpu", models=known, **given)).keys() == {"judge"}
