@@ -18,7 +18,12 @@ from models.config import ModelConfig
 Closing = Literal["softmax", "sigmoid", "none"]
 Pooling = Literal["mean", "cls", "max", "last"]
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu, "gelu": F.gelu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "tanh": torch.tanh,
+    "relu": torch.relu,
+    "gelu": F.gelu,
+    "none": lambda raw: raw,
+}
 CLOSINGS: dict[Closing, Callable[[Tensor], Tensor]] = {
     "softmax": lambda raw: raw.softmax(dim=-1),
     "sigmoid": lambda raw: 1 / (1 + (-raw).exp()),  # torch.sigmoid rounds the last few of a batch differently
@@ -39,38 +44,6 @@ class LanguageHead(nn.Module):
         """[M, W] to [M, V]."""
         logits: Tensor = self.output(states)
         return logits
-
-
-@dataclass(frozen=True)
-class Scoring:
-    """How label scores are read off a text's states: through what."""
-
-    activation: Literal["tanh", "relu", "gelu"] = "tanh"  # after the dense layer
-
-
-class SequenceHead(nn.Module):
-    """The first token's state through one dense layer to a score per label (Devlin et al. 2019)."""
-
-    def __init__(self, config: ModelConfig, labels: int, scoring: Scoring, closing: Closing) -> None:
-        super().__init__()
-        self.dense = nn.Linear(config.width, config.width)
-        self.out = nn.Linear(config.width, labels)
-        self.activation = ACTIVATIONS[scoring.activation]
-        self.closing = closing
-
-    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
-        """The rows that are read, and where each sequence starts among them: its first, alone."""
-        return starts[:-1], list(range(len(starts)))
-
-    def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
-        """[T, W] states of N sequences (`starts` [N + 1]) to [N, labels] scores."""
-        first = states[torch.tensor(starts[:-1], device=states.device)].to(self.dense.weight.dtype)
-        raw: Tensor = self.out(self.activation(self.dense(first)))
-        return raw.float()
-
-    def close(self, raw: Tensor) -> Tensor:
-        """[N, labels] scores to probabilities."""
-        return CLOSINGS[self.closing](raw)
 
 
 class Pooler(nn.Module):
@@ -100,3 +73,41 @@ class Pooler(nn.Module):
     def close(self, raw: Tensor) -> Tensor:
         """[N, W] to unit length, where the checkpoint asks for it."""
         return F.normalize(raw, dim=-1) if self.normalise else raw
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How label scores are read off a text's states: off which of them, and through what.
+
+    `activation` follows a dense layer; "none": there is no such layer.  `bias` is that of the scores.
+    """
+
+    pooling: Literal["cls", "mean", "last"] = "cls"
+    activation: Literal["tanh", "relu", "gelu", "none"] = "tanh"
+    bias: bool = True
+
+
+class SequenceHead(nn.Module):
+    """A text's pooled state, through one dense layer (Devlin et al. 2019) or as it is, to a score per label."""
+
+    def __init__(self, config: ModelConfig, labels: int, scoring: Scoring, closing: Closing) -> None:
+        super().__init__()
+        self.pooler = Pooler(scoring.pooling, normalise=False)
+        self.dense = nn.Identity() if scoring.activation == "none" else nn.Linear(config.width, config.width)
+        self.out = nn.Linear(config.width, labels, bias=scoring.bias)
+        self.activation = ACTIVATIONS[scoring.activation]
+        self.closing = closing
+
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """The rows that are read, and where each sequence starts among them."""
+        return self.pooler.wanted(starts)
+
+    def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
+        """[T, W] states of N sequences (`starts` [N + 1]) to [N, labels] scores."""
+        pooled = self.pooler(states, starts).to(self.out.weight.dtype)
+        raw: Tensor = self.out(self.activation(self.dense(pooled)))
+        return raw.float()
+
+    def close(self, raw: Tensor) -> Tensor:
+        """[N, labels] scores to probabilities."""
+        return CLOSINGS[self.closing](raw)

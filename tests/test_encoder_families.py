@@ -6,6 +6,7 @@ States, scores and labels; by torch, and by the compiled step or with its refusa
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,26 +35,40 @@ LABELS = {0: "negative", 1: "neutral", 2: "positive"}
 CLOSE = 2e-5
 SHAPE = dict(num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=checkpoints.POSITIONS)
 BERT = dict(SHAPE, hidden_size=32, intermediate_size=48)
+LLAMA = dict(BERT, num_key_value_heads=2)
+GPT2 = dict(n_layer=2, n_head=4, n_embd=32, n_positions=checkpoints.POSITIONS)
+GEMMA = dict(LLAMA, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
 
 Make = Callable[..., tf.PreTrainedConfig]
 # A folder's configuration, the class that is saved, and why the compiled step does not compute it.
 CASES: dict[str, tuple[Make, Any, str]] = {
-    "electra": (lambda **kw: tf.ElectraConfig(**BERT, embedding_size=32, **kw), tf.ElectraModel, ""),
+    "electra": (partial(tf.ElectraConfig, **BERT, embedding_size=32), tf.ElectraModel, ""),
     "electra-narrow": (
-        lambda **kw: tf.ElectraConfig(**BERT, embedding_size=24, **kw),
+        partial(tf.ElectraConfig, **BERT, embedding_size=24),
         tf.ElectraModel,
         "its embeddings are 24 wide, its layers 32",
     ),
     "electra-classifier": (
-        lambda **kw: tf.ElectraConfig(**BERT, embedding_size=32, **kw),
+        partial(tf.ElectraConfig, **BERT, embedding_size=32),
         tf.ElectraForSequenceClassification,
         "",
     ),
     "electra-narrow-classifier": (
-        lambda **kw: tf.ElectraConfig(**BERT, embedding_size=24, hidden_act="gelu_new", **kw),
+        partial(tf.ElectraConfig, **BERT, embedding_size=24, hidden_act="gelu_new"),
         tf.ElectraForSequenceClassification,
         "its embeddings are 24 wide, its layers 32",
     ),
+    "gpt2": (partial(tf.GPT2Config, **GPT2), tf.GPT2Model, ""),
+    "gpt2-classifier": (partial(tf.GPT2Config, **GPT2), tf.GPT2ForSequenceClassification, ""),
+    "gemma3": (partial(tf.Gemma3TextConfig, **GEMMA), tf.Gemma3TextModel, ""),
+    "gemma3-classifier": (partial(tf.Gemma3TextConfig, **GEMMA), tf.Gemma3TextForSequenceClassification, ""),
+}
+
+DECODERS = ("Llama", "Mistral", "Qwen2", "Qwen3")
+CASES |= {
+    f"{name}{kind}".lower(): (partial(getattr(tf, f"{name}Config"), **LLAMA), getattr(tf, name + kind), "")
+    for name in DECODERS
+    for kind in ("Model", "ForSequenceClassification")
 }
 
 
@@ -69,8 +84,8 @@ def saved(make: Make, kind: Any, folder: Path, **more: Any) -> Path:
     """A folder of random numbers: biases and norms too."""
     tokenizer = checkpoints.word_piece()
     torch.manual_seed(4)
-    labels = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}}
-    theirs = kind(make(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **labels, **more))
+    labels = {"id2label": LABELS, "label2id": {name: index for index, name in LABELS.items()}} | more
+    theirs = kind(make(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, **labels))
     with torch.no_grad():
         for name, parameter in theirs.named_parameters():
             parameter.normal_(1.0 if parameter.dim() == 1 and name.endswith("weight") else 0.0, 0.2)
@@ -120,6 +135,32 @@ def test_the_compiled_step_equals_transformers_or_refuses(case: tuple[Checkpoint
         return
     executor = NativeExecutor(loaded.network, precision="float32")
     assert float((answered(loaded, executor) - expected(loaded, theirs)).abs().max()) < CLOSE
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen2", "Qwen3"])
+@torch.inference_mode()
+def test_a_decoder_that_embeds_by_its_last_token(name: str, tmp_path: Path) -> None:
+    """In a folder of sentence-transformers, as they are published: saved as the network alone, or with its output."""
+    shape, vectors = partial(getattr(tf, f"{name}Config"), **LLAMA, tie_word_embeddings=True), []
+    for kind in ("Model", "ForCausalLM"):
+        folder = saved(shape, getattr(tf, name + kind), tmp_path / kind)
+        checkpoints.write_json(folder / "1_Pooling" / "config.json", {"pooling_mode_lasttoken": True})
+        modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+        listed = [{"path": path, "type": f"sentence_transformers.models.{kind}"} for path, kind in modules]
+        checkpoints.write_json(folder / "modules.json", listed)
+        loaded, theirs = load(str(folder)), tf.AutoModel.from_pretrained(folder).eval()
+        assert loaded.task == "embed"
+        got = loaded.head.close(answered(loaded, TorchExecutor(loaded.network)))
+        last = [theirs(torch.tensor([e.ids])).last_hidden_state[0, -1] for e in loaded.tokenizer.encode_batch(TEXTS)]
+        assert float((got - torch.nn.functional.normalize(torch.stack(last), dim=-1)).abs().max()) < CLOSE
+        vectors.append(got)
+    assert vectors[0].shape == vectors[1].shape
+
+
+def test_a_decoder_with_one_label_ranks(tmp_path: Path) -> None:
+    one = {"id2label": {0: "relevance"}, "label2id": {"relevance": 0}}
+    loaded = load(str(saved(partial(tf.LlamaConfig, **LLAMA), tf.LlamaForSequenceClassification, tmp_path, **one)))
+    assert (loaded.task, loaded.labels, loaded.config.causal) == ("rank", ("relevance",), True)
 
 
 def served(settings: Settings) -> dict[str, str]:

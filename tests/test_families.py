@@ -219,7 +219,11 @@ def test_wanted_rows_alone_have_the_same_states(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "head", [SequenceHead(CONFIG, 3, Scoring(), "softmax"), *(Pooler(kind, True) for kind in get_args(Pooling))]
+    "head",
+    [
+        *(SequenceHead(CONFIG, 3, Scoring(kind), "softmax") for kind in ("cls", "mean", "last")),
+        *(Pooler(kind, True) for kind in get_args(Pooling)),
+    ],
 )
 @torch.no_grad()
 def test_a_head_answers_the_same_from_the_rows_it_wants(head: SequenceHead | Pooler) -> None:

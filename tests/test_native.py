@@ -85,6 +85,7 @@ GENERATORS = {
 }
 ENCODERS = {
     "bert": BERT,
+    "causal": LLAMA,
     "windowed": replace(BERT, norm_order="pre", window=9, windowed=(False, True), position="rotary", segments=0),
     "relu": replace(BERT, activation="relu", heads=2, kv_heads=2, head_width=32, embedding_norm=False),
 }

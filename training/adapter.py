@@ -5,7 +5,7 @@ through the family's renames, say which of theirs became ours, and that table is
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from training.errors import RecipeError
 from training.lora import LoraLinear, LowRank
 
 WEIGHTS = "adapter_model.safetensors"
-HEADS = ("{prefix}.pooler.dense", "pre_classifier", "classifier.dense", "classifier.out_proj", "classifier")
+HEADS = ("{prefix}.pooler.dense", "pre_classifier", "classifier.dense", "classifier.out_proj", "classifier", "score")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,12 +70,18 @@ def body_names(base: Path, family: Family) -> dict[str, str]:
     for file in sorted(base.glob("*.safetensors")):
         for theirs, entry in safetensors(file).items():
             pieces = rename(family, (), theirs, torch.empty(entry.shape, device="meta"))
-            if len(pieces) == 1 and theirs.endswith(".weight"):
+            if len(pieces) == 1 and pieces[0][1].is_contiguous() and theirs.endswith(".weight"):
                 module = theirs.removeprefix(f"{family.prefix}.").removesuffix(".weight")
                 names[pieces[0][0].removesuffix(".weight")] = f"{family.prefix}.{module}"
     if not names:
         raise RecipeError(f"base: {base} holds no safetensors file to take names from; an adapter needs such a folder")
     return names
+
+
+def refuse_unnamed(base: Path, family: Family, layers: Iterable[str]) -> None:
+    """RecipeError where the base's files hold a layer transposed, or as one with others: PEFT would adapt it so."""
+    if missing := sorted(set(layers) - body_names(base, family).keys()):
+        raise RecipeError(f"lora.targets: {missing[0]} is stored transposed or as one with others; name other layers")
 
 
 def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:

@@ -21,7 +21,7 @@ from models.checkpoint.package import Package, fetch
 from models.checkpoint.parts import read_json
 from models.heads import SequenceHead
 from training import vader
-from training.adapter import WEIGHTS, Adapter, head_spec, save, write_json
+from training.adapter import WEIGHTS, Adapter, head_spec, refuse_unnamed, save, write_json
 from training.classifier import Classifier, Labelled, accuracy
 from training.data import Example, Split, split_by_domain, split_by_source
 from training.errors import RecipeError
@@ -167,6 +167,7 @@ def classifier(
     scoring = spec.scoring(read_json(Path(trunk.source) / "config.json"))
     head = SequenceHead(trunk.config, labels, scoring, "softmax")
     layers = wrap(trunk.network, recipe.lora)
+    refuse_unnamed(Path(trunk.source), FAMILIES[trunk.family], layers)
     task = Classifier(
         network=trunk.network,
         head=head,

@@ -117,7 +117,7 @@ DISTILBERT = Family(
     renames=DISTIL_RENAMES,
     heads={
         "DistilBertModel": HeadSpec("embed"),
-        "DistilBertForSequenceClassification": HeadSpec("classify", DISTIL_HEAD, lambda _: Scoring("relu")),
+        "DistilBertForSequenceClassification": HeadSpec("classify", DISTIL_HEAD, lambda _: Scoring(activation="relu")),
     },
     drop=DROP,
 )

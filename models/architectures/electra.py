@@ -16,7 +16,7 @@ def config(hf: Json) -> ModelConfig:
 
 
 def scoring(_: Json) -> Scoring:
-    return Scoring("gelu")
+    return Scoring(activation="gelu")
 
 
 ELECTRA = Family(

@@ -37,6 +37,11 @@ class HeadSpec:
     scoring: Callable[[Json], Scoring] = field(default=lambda _: Scoring())
 
 
+LAST = HeadSpec(
+    "classify", ((r"^score\.", "head.out."),), lambda _: Scoring(pooling="last", activation="none", bias=False)
+)  # of causal networks: the last token alone has seen the others
+
+
 def whole(name: str, tensor: Tensor) -> Pieces:
     """Keep a weight as it is."""
     return [(name, tensor)]

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from models.architectures import llama
-from models.architectures.family import Family, HeadSpec, Json, Pieces, activation, rope
+from models.architectures.family import LAST, Family, HeadSpec, Json, Pieces, activation, rope
 from models.config import ModelConfig
 from models.errors import UnsupportedError
 
@@ -51,7 +51,11 @@ GEMMA3 = Family(
     prefix="model",
     config=config,
     renames=RENAMES,
-    heads={"Gemma3ForCausalLM": HeadSpec("generate", llama.LANGUAGE_HEAD)},
+    heads={
+        "Gemma3ForCausalLM": HeadSpec("generate", llama.LANGUAGE_HEAD),
+        "Gemma3TextModel": HeadSpec("embed"),
+        "Gemma3TextForSequenceClassification": LAST,
+    },
     convert=convert,
     drop=llama.DROP,
 )

@@ -4,7 +4,7 @@ import re
 
 from torch import Tensor
 
-from models.architectures.family import Family, HeadSpec, Json, Pieces, activation
+from models.architectures.family import LAST, Family, HeadSpec, Json, Pieces, activation
 from models.config import ModelConfig
 from models.errors import UnsupportedError
 
@@ -59,7 +59,11 @@ GPT2 = Family(
     prefix="transformer",
     config=config,
     renames=RENAMES,
-    heads={"GPT2LMHeadModel": HeadSpec("generate", ((r"^lm_head\.", "head.output."),))},
+    heads={
+        "GPT2LMHeadModel": HeadSpec("generate", ((r"^lm_head\.", "head.output."),)),
+        "GPT2Model": HeadSpec("embed"),
+        "GPT2ForSequenceClassification": LAST,
+    },
     convert=convert,
     drop=r"\.attn\.(bias|masked_bias)$",
 )

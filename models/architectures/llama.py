@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from models.architectures.family import Family, HeadSpec, Json, activation, rope, windowed_layers
+from models.architectures.family import LAST, Family, HeadSpec, Json, activation, rope, windowed_layers
 from models.config import ModelConfig
 
 RENAMES = (
@@ -80,11 +80,20 @@ def _qwen_window(hf: Json) -> ModelConfig:
     return replace(config(hf), windowed=windowed_layers(hf) or by_depth)
 
 
-def _family(name: str, causal_lm: str, config_of: Callable[[Json], ModelConfig]) -> Family:
-    return Family(name, "model", config_of, RENAMES, {causal_lm: HeadSpec("generate", LANGUAGE_HEAD)}, drop=DROP)
+def heads(name: str) -> dict[str, HeadSpec]:
+    """What such a network is saved with; `name` is that of the classes."""
+    return {
+        f"{name}ForCausalLM": HeadSpec("generate", LANGUAGE_HEAD),
+        f"{name}Model": HeadSpec("embed"),
+        f"{name}ForSequenceClassification": LAST,
+    }
 
 
-LLAMA = _family("llama", "LlamaForCausalLM", llama_config)
-MISTRAL = _family("mistral", "MistralForCausalLM", mistral_config)
-QWEN2 = _family("qwen2", "Qwen2ForCausalLM", qwen2_config)
-QWEN3 = _family("qwen3", "Qwen3ForCausalLM", qwen3_config)
+def _family(name: str, config_of: Callable[[Json], ModelConfig]) -> Family:
+    return Family(name.lower(), "model", config_of, RENAMES, heads(name), drop=DROP)
+
+
+LLAMA = _family("Llama", llama_config)
+MISTRAL = _family("Mistral", mistral_config)
+QWEN2 = _family("Qwen2", qwen2_config)
+QWEN3 = _family("Qwen3", qwen3_config)
