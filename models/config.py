@@ -41,7 +41,9 @@ class ModelConfig:
     window_rope_base: float = 0.0  # rotary base of the windowed layers where it differs; 0: the same
     norm: Literal["layer", "rms"] = "layer"
     norm_eps: float = 1e-5
+    norm_bias: bool = True  # of "layer"
     norm_order: Literal["pre", "post", "sandwich"] = "pre"
+    opening_norm: bool = True  # before the first attention, of "pre" and "sandwich"
     embedding_norm: bool = False
     embedding_width: int = 0  # of what is projected to `width` before the first layer; 0: it has that width already
     embedding_scale: float = 1.0

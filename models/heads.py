@@ -6,6 +6,7 @@ Given those rows alone, with where each sequence starts among them, it answers t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -22,6 +23,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "relu": torch.relu,
     "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
     "none": lambda raw: raw,
 }
 CLOSINGS: dict[Closing, Callable[[Tensor], Tensor]] = {
@@ -79,11 +82,14 @@ class Pooler(nn.Module):
 class Scoring:
     """How label scores are read off a text's states: off which of them, and through what.
 
-    `activation` follows a dense layer; "none": there is no such layer.  `bias` is that of the scores.
+    `activation` follows a dense layer, and a norm follows it; "none": there is no such layer.  `bias` is that of the
+    scores.
     """
 
     pooling: Literal["cls", "mean", "last"] = "cls"
-    activation: Literal["tanh", "relu", "gelu", "none"] = "tanh"
+    activation: Literal["tanh", "relu", "gelu", "gelu_tanh", "silu", "none"] = "tanh"
+    dense_bias: bool = True
+    norm: bool = False
     bias: bool = True
 
 
@@ -93,7 +99,9 @@ class SequenceHead(nn.Module):
     def __init__(self, config: ModelConfig, labels: int, scoring: Scoring, closing: Closing) -> None:
         super().__init__()
         self.pooler = Pooler(scoring.pooling, normalise=False)
-        self.dense = nn.Identity() if scoring.activation == "none" else nn.Linear(config.width, config.width)
+        width, dense = config.width, scoring.activation != "none"
+        self.dense = nn.Linear(width, width, scoring.dense_bias) if dense else nn.Identity()
+        self.norm = nn.LayerNorm(width, config.norm_eps, bias=config.norm_bias) if scoring.norm else nn.Identity()
         self.out = nn.Linear(config.width, labels, bias=scoring.bias)
         self.activation = ACTIVATIONS[scoring.activation]
         self.closing = closing
@@ -105,7 +113,7 @@ class SequenceHead(nn.Module):
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
         """[T, W] states of N sequences (`starts` [N + 1]) to [N, labels] scores."""
         pooled = self.pooler(states, starts).to(self.out.weight.dtype)
-        raw: Tensor = self.out(self.activation(self.dense(pooled)))
+        raw: Tensor = self.out(self.norm(self.activation(self.dense(pooled))))
         return raw.float()
 
     def close(self, raw: Tensor) -> Tensor:

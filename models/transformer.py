@@ -20,11 +20,12 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
     "relu": F.relu,
 }
-NORMS: dict[str, type[nn.LayerNorm] | type[nn.RMSNorm]] = {"layer": nn.LayerNorm, "rms": nn.RMSNorm}
 
 
 def build_norm(config: ModelConfig, width: int = 0) -> nn.Module:
-    return NORMS[config.norm](width or config.width, eps=config.norm_eps)
+    if config.norm == "rms":
+        return nn.RMSNorm(width or config.width, config.norm_eps)
+    return nn.LayerNorm(width or config.width, config.norm_eps, bias=config.norm_bias)
 
 
 class MLP(nn.Module):
@@ -50,7 +51,8 @@ class PreBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.attention, self.attention_norm = Attention(config, layer), build_norm(config)
+        self.attention = Attention(config, layer)
+        self.attention_norm = build_norm(config) if layer or config.opening_norm else nn.Identity()
         self.mlp, self.mlp_norm = MLP(config), build_norm(config)
 
     def forward(self, x: Tensor, frame: Frame) -> Tensor:

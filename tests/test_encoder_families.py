@@ -38,6 +38,8 @@ BERT = dict(SHAPE, hidden_size=32, intermediate_size=48)
 LLAMA = dict(BERT, num_key_value_heads=2)
 GPT2 = dict(n_layer=2, n_head=4, n_embd=32, n_positions=checkpoints.POSITIONS)
 GEMMA = dict(LLAMA, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
+MODERN = dict(BERT, num_hidden_layers=4, local_attention=6)
+MODERN_REFUSAL = "its first layer attends to what no norm has gone over"
 
 Make = Callable[..., tf.PreTrainedConfig]
 # A folder's configuration, the class that is saved, and why the compiled step does not compute it.
@@ -57,6 +59,21 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         partial(tf.ElectraConfig, **BERT, embedding_size=24, hidden_act="gelu_new"),
         tf.ElectraForSequenceClassification,
         "its embeddings are 24 wide, its layers 32",
+    ),
+    "modernbert": (partial(tf.ModernBertConfig, **MODERN), tf.ModernBertModel, MODERN_REFUSAL),
+    "modernbert-mean": (
+        partial(tf.ModernBertConfig, **MODERN, classifier_pooling="mean", classifier_activation="silu"),
+        tf.ModernBertForSequenceClassification,
+        MODERN_REFUSAL,
+    ),
+    "modernbert-biased": (
+        partial(
+            tf.ModernBertConfig,
+            **MODERN,
+            **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True),
+        ),
+        tf.ModernBertForSequenceClassification,
+        MODERN_REFUSAL,
     ),
     "gpt2": (partial(tf.GPT2Config, **GPT2), tf.GPT2Model, ""),
     "gpt2-classifier": (partial(tf.GPT2Config, **GPT2), tf.GPT2ForSequenceClassification, ""),

@@ -86,6 +86,9 @@ GENERATORS = {
 ENCODERS = {
     "bert": BERT,
     "causal": LLAMA,
+    "gated, no biases": replace(
+        BERT, gated_mlp=True, norm_bias=False, qkv_bias=False, output_bias=False, mlp_bias=False
+    ),
     "windowed": replace(BERT, norm_order="pre", window=9, windowed=(False, True), position="rotary", segments=0),
     "relu": replace(BERT, activation="relu", heads=2, kv_heads=2, head_width=32, embedding_norm=False),
 }

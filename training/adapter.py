@@ -19,7 +19,16 @@ from training.errors import RecipeError
 from training.lora import LoraLinear, LowRank
 
 WEIGHTS = "adapter_model.safetensors"
-HEADS = ("{prefix}.pooler.dense", "pre_classifier", "classifier.dense", "classifier.out_proj", "classifier", "score")
+HEADS = (
+    "{prefix}.pooler.dense",
+    "pre_classifier",
+    "classifier.dense",
+    "classifier.out_proj",
+    "classifier",
+    "head.dense",
+    "head.norm",
+    "score",
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,10 +6,24 @@ from models.architectures.family import Family, HeadSpec, rename
 from models.architectures.gemma import GEMMA3
 from models.architectures.gpt2 import GPT2
 from models.architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from models.architectures.modernbert import MODERNBERT
 
 FAMILIES: dict[str, Family] = {
     family.name: family
-    for family in (BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, ELECTRA, GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, GEMMA3)
+    for family in (
+        BERT,
+        ROBERTA,
+        XLM_ROBERTA,
+        DISTILBERT,
+        ELECTRA,
+        MODERNBERT,
+        GPT2,
+        LLAMA,
+        MISTRAL,
+        QWEN2,
+        QWEN3,
+        GEMMA3,
+    )
 }  # by the checkpoint's `model_type`
 
 __all__ = ["FAMILIES", "Family", "HeadSpec", "rename"]

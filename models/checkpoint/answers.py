@@ -5,6 +5,7 @@ done here, and said in the log.
 """
 
 from collections.abc import Callable
+from functools import partial
 from logging import getLogger
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import nn
 
 from models.architectures import rename
 from models.checkpoint.description import Head
-from models.checkpoint.parts import Json, Parts, read_json
+from models.checkpoint.parts import Json, Parts, configured, read_json
 from models.checkpoint.tensors import same
 from models.config import ModelConfig
 from models.errors import CheckpointError, UnsupportedError
@@ -69,7 +70,8 @@ def theirs(parts: Parts, wanted: tuple[str, ...]) -> dict[str, str]:
 def sequence(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
     """A score per label.  One label is a relevance: the task is to rank."""
     labels = labels_of(parts)
-    closing, scoring = closing_of(parts, len(labels)), parts.spec.scoring(parts.config)
+    closing = closing_of(parts, len(labels))
+    scoring = configured(str(parts.path / "config.json"), partial(parts.spec.scoring, parts.config))
 
     def build(network: Transformer) -> nn.Module:
         return SequenceHead(network.config, len(labels), scoring, closing)

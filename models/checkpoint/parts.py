@@ -6,18 +6,18 @@ Knows nothing of what the values mean.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 from models.architectures import Family, HeadSpec
 from models.chat import ChatTemplate
 from models.checkpoint.tensors import Entry
-from models.config import ModelConfig
 from models.errors import CheckpointError, ModelError, UnsupportedError
 from models.tokenizer import Tokenizer
 
 Json = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def template(file: str, source: str, tokenizer: Tokenizer) -> ChatTemplate:
         raise CheckpointError(str(error), file=file) from None
 
 
-def configured(file: str, make: Callable[[], ModelConfig]) -> ModelConfig:
+def configured(file: str, make: Callable[[], T]) -> T:
     """What `make` reads from a description, its failures as sentences."""
     try:
         return make()

@@ -41,6 +41,8 @@ def unfit(config: ModelConfig) -> str:
     """Why the compiled step cannot compute such a network; empty if it can."""
     if config.embedding_width:
         return f"its embeddings are {config.embedding_width} wide, its layers {config.width}"
+    if not config.opening_norm:
+        return "its first layer attends to what no norm has gone over"
     return ""
 
 
@@ -67,7 +69,10 @@ class Packed:
     def norm(self, module: nn.Module | None) -> Norm:
         if not isinstance(module, nn.LayerNorm | nn.RMSNorm):
             return Norm()
-        return Norm(self.floats(module.weight), self.floats(getattr(module, "bias", None)))
+        bias = getattr(module, "bias", None)
+        if bias is None and isinstance(module, nn.LayerNorm):
+            bias = torch.zeros_like(module.weight)
+        return Norm(self.floats(module.weight), self.floats(bias))
 
     def table(self, weight: Tensor) -> int:
         """Address of the token embeddings: bfloat16 beside narrow weights."""

@@ -1,0 +1,94 @@
+"""ModernBERT: bidirectional, norm before, rotary positions of two bases, windows in most layers, gated MLP."""
+
+import re
+
+from torch import Tensor
+
+from models.architectures.family import Family, HeadSpec, Json, Pieces, activation, rope, windowed_layers
+from models.config import ModelConfig
+from models.errors import UnsupportedError
+from models.heads import Scoring
+
+RENAMES = (
+    (r"^embeddings\.tok_embeddings\.", "tokens."),
+    (r"^embeddings\.norm\.", "embedding_norm."),
+    (r"^layers\.", "blocks."),
+    (r"\.attn_norm\.", ".attention_norm."),
+    (r"\.attn\.(query|key|value)\.", r".attention.\1."),
+    (r"\.attn\.Wo\.", ".attention.output."),
+    (r"\.mlp\.Wo\.", ".mlp.down."),
+)
+HEAD = ((r"^head\.(dense|norm)\.", r"head.\1."), (r"^classifier\.", "head.out."))
+FUSED = {"attn.Wqkv": ("attn.query", "attn.key", "attn.value"), "mlp.Wi": ("mlp.gate", "mlp.up")}
+
+
+def convert(name: str, tensor: Tensor) -> Pieces:
+    """Query, key and value are kept as one, and so are what opens the MLP's gate and what goes through it."""
+    found = re.search(r"\.(attn\.Wqkv|mlp\.Wi)\.", name)
+    if found is None:
+        return [(name, tensor)]
+    parts = FUSED[found[1]]
+    return [(name.replace(found[1], part), piece) for part, piece in zip(parts, tensor.chunk(len(parts)), strict=True)]
+
+
+def config(hf: Json) -> ModelConfig:
+    """Older configurations name two rotary bases and how often a layer sees everything, newer ones list both."""
+    width, heads, depth = hf["hidden_size"], hf["num_attention_heads"], hf["num_hidden_layers"]
+    every = hf.get("global_attn_every_n_layers", 3)
+    base, scaling = rope({**hf, "rope_theta": hf.get("global_rope_theta", 160_000.0)})
+    local = {**hf, "rope_theta": hf.get("local_rope_theta", 10_000.0) or base}
+    window_base, window_scaling = rope(local, "sliding_attention")
+    if window_scaling is not None:
+        raise UnsupportedError("a rope scaling of windowed layers is not known here")
+    return ModelConfig(
+        vocab_size=hf["vocab_size"],
+        width=width,
+        depth=depth,
+        heads=heads,
+        kv_heads=heads,
+        head_width=width // heads,
+        mlp_width=hf["intermediate_size"],
+        max_positions=hf["max_position_embeddings"],
+        causal=False,
+        position="rotary",
+        rope_base=base,
+        rope_scaling=scaling,
+        window=hf.get("local_attention", 128) // 2 + 1,
+        windowed=windowed_layers(hf) or tuple(bool(layer % every) for layer in range(depth)),
+        window_rope_base=window_base,
+        norm_eps=hf.get("norm_eps", 1e-5),
+        norm_bias=bool(hf.get("norm_bias", False)),
+        opening_norm=False,
+        embedding_norm=True,
+        activation=activation(hf.get("hidden_activation", "gelu")),
+        gated_mlp=True,
+        qkv_bias=bool(hf.get("attention_bias", False)),
+        output_bias=bool(hf.get("attention_bias", False)),
+        mlp_bias=bool(hf.get("mlp_bias", False)),
+    )
+
+
+def scoring(hf: Json) -> Scoring:
+    pooling = hf.get("classifier_pooling", "cls")
+    if pooling not in ("cls", "mean"):
+        raise UnsupportedError(f"classifier_pooling {pooling!r} is not one of cls, mean")
+    return Scoring(
+        pooling=pooling,
+        activation=activation(hf.get("classifier_activation", "gelu")),
+        dense_bias=bool(hf.get("classifier_bias", False)),
+        norm=True,
+    )
+
+
+MODERNBERT = Family(
+    name="modernbert",
+    prefix="model",
+    config=config,
+    renames=RENAMES,
+    heads={
+        "ModernBertModel": HeadSpec("embed"),
+        "ModernBertForSequenceClassification": HeadSpec("classify", HEAD, scoring),
+    },
+    convert=convert,
+    drop=r"^(head|decoder|classifier)\.|rotary_emb\.",
+)
