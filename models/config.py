@@ -55,6 +55,7 @@ class ModelConfig:
     output_bias: bool = True
     mlp_bias: bool = True
     segments: int = 0
+    shared: bool = False  # all layers have the same weights
 
     def is_windowed(self, layer: int) -> bool:
         return bool(self.window) and (not self.windowed or self.windowed[layer])

@@ -86,6 +86,14 @@ class SandwichBlock(PreBlock):
 BLOCKS: dict[str, type[PreBlock]] = {"pre": PreBlock, "post": PostBlock, "sandwich": SandwichBlock}
 
 
+def share(blocks: nn.ModuleList) -> None:
+    """Give all blocks the parameters of the first (Lan et al. 2020, arXiv:1909.11942)."""
+    for block in list(blocks)[1:]:
+        for module, first in zip(block.modules(), blocks[0].modules(), strict=True):
+            for name, parameter in first.named_parameters(recurse=False):
+                module.register_parameter(name, parameter)
+
+
 class Transformer(nn.Module):
     """Token ids in, states out.  `forward(batch)`: T packed rows to [T, W], or [M, W] of those wanted."""
 
@@ -99,6 +107,8 @@ class Transformer(nn.Module):
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else nn.Identity()
         self.projection = nn.Linear(width, config.width) if config.embedding_width else nn.Identity()
         self.blocks = nn.ModuleList(BLOCKS[config.norm_order](config, layer) for layer in range(config.depth))
+        if config.shared:
+            share(self.blocks)
         self.final_norm = nn.Identity() if config.norm_order == "post" else build_norm(config)
         kinds = (False, True) if config.window_rope_base else (False,)
         rotary = config.position == "rotary"

@@ -30,7 +30,7 @@ from service.registry import Registry
 from service.request import Encode
 from service.settings import Settings
 
-TEXTS = ["A good film", "What is the capital of France? Paris, of course. " * 4, ("dull", "far too long"), "0 1 2 3"]
+TEXTS = ["A good film", "What is the capital of France? Paris, of course. " * 14, ("dull", "far too long"), "0 1 2 3"]
 LABELS = {0: "negative", 1: "neutral", 2: "positive"}
 CLOSE = 2e-5
 SHAPE = dict(num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=checkpoints.POSITIONS)
@@ -59,6 +59,16 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         partial(tf.ElectraConfig, **BERT, embedding_size=24, hidden_act="gelu_new"),
         tf.ElectraForSequenceClassification,
         "its embeddings are 24 wide, its layers 32",
+    ),
+    "albert": (
+        partial(tf.AlbertConfig, **BERT, embedding_size=24),
+        tf.AlbertModel,
+        "its embeddings are 24 wide, its layers 32",
+    ),
+    "albert-classifier": (
+        partial(tf.AlbertConfig, **BERT, embedding_size=32, hidden_act="gelu"),
+        tf.AlbertForSequenceClassification,
+        "its embeddings are 32 wide, its layers 32",
     ),
     "modernbert": (partial(tf.ModernBertConfig, **MODERN), tf.ModernBertModel, MODERN_REFUSAL),
     "modernbert-mean": (

@@ -21,6 +21,7 @@ from training.lora import LoraLinear, LowRank
 WEIGHTS = "adapter_model.safetensors"
 HEADS = (
     "{prefix}.pooler.dense",
+    "{prefix}.pooler",
     "pre_classifier",
     "classifier.dense",
     "classifier.out_proj",

@@ -1,5 +1,6 @@
 """The families we can read.  Outside this folder nobody mentions one by name."""
 
+from models.architectures.albert import ALBERT
 from models.architectures.bert import BERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from models.architectures.electra import ELECTRA
 from models.architectures.family import Family, HeadSpec, rename
@@ -16,6 +17,7 @@ FAMILIES: dict[str, Family] = {
         XLM_ROBERTA,
         DISTILBERT,
         ELECTRA,
+        ALBERT,
         MODERNBERT,
         GPT2,
         LLAMA,

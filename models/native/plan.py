@@ -41,6 +41,8 @@ def unfit(config: ModelConfig) -> str:
     """Why the compiled step cannot compute such a network; empty if it can."""
     if config.embedding_width:
         return f"its embeddings are {config.embedding_width} wide, its layers {config.width}"
+    if config.shared:
+        return "its layers share their weights"
     if not config.opening_norm:
         return "its first layer attends to what no norm has gone over"
     return ""

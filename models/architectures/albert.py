@@ -1,0 +1,38 @@
+"""ALBERT: BERT with narrow embeddings, and one layer that is gone through again and again."""
+
+from dataclasses import replace
+
+from models.architectures import bert
+from models.architectures.family import Family, HeadSpec, Json
+from models.config import ModelConfig
+from models.errors import UnsupportedError
+
+RENAMES = (
+    (r"^encoder\.embedding_hidden_mapping_in\.", "projection."),
+    (r"^encoder\.albert_layer_groups\.0\.albert_layers\.0\.", "blocks.0."),
+    (r"\.attention\.dense\.", ".attention.output."),
+    (r"\.attention\.LayerNorm\.", ".attention_norm."),
+    (r"\.full_layer_layer_norm\.", ".mlp_norm."),
+    (r"\.ffn\.", ".mlp.up."),
+    (r"\.ffn_output\.", ".mlp.down."),
+    *bert.RENAMES,
+)
+HEAD = ((r"^pooler\.", "head.dense."), (r"^classifier\.", "head.out."))
+
+
+def config(hf: Json) -> ModelConfig:
+    for count in ("num_hidden_groups", "inner_group_num"):
+        if hf.get(count, 1) != 1:
+            raise UnsupportedError(f"{count} {hf[count]!r}: only layers that are all the same are known")
+    shape = bert.config({"hidden_act": "gelu_new", **hf})
+    return replace(shape, embedding_width=hf.get("embedding_size", 128), shared=True)
+
+
+ALBERT = Family(
+    name="albert",
+    prefix="albert",
+    config=config,
+    renames=RENAMES,
+    heads={"AlbertModel": HeadSpec("embed"), "AlbertForSequenceClassification": HeadSpec("classify", HEAD)},
+    drop=bert.DROP + r"|^(predictions|sop_classifier)\.",
+)
