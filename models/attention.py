@@ -5,14 +5,14 @@ size attend together in one Group and the rest in others; `grouping` weighs a gr
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.config import ModelConfig
-from models.positions import Rotary, rotate
+from models.positions import Distances, Rotary, rotate
 from models.ragged import Ragged
 from models.varlen import sight
 
@@ -57,7 +57,7 @@ class Group:
     size: int
     rows: Tensor | slice
     keys: Tensor | slice
-    mask: Tensor | None  # [N, 1, Q, K]
+    mask: Tensor | None  # [N, 1, Q, K], or [N, H, Q, K] with a bias in it
     window_mask: Tensor | None
 
 
@@ -76,11 +76,22 @@ class Frame:
     last_layer: int
 
     @classmethod
-    def of(cls, batch: Ragged, config: ModelConfig, rotaries: Sequence[Rotary], dtype: torch.dtype) -> "Frame":
-        """`rotaries`: none, that of all layers, or those of full and of windowed layers."""
+    def of(
+        cls, batch: Ragged, config: ModelConfig, rotaries: Sequence[Rotary], dtype: torch.dtype, distances: nn.Module
+    ) -> "Frame":
+        """`rotaries`: none, that of all layers, or those of full and of windowed layers.
+
+        `distances` may be those of models.positions, whose bias all layers share.
+        """
         turns = [rotary.turns(batch.positions, dtype) for rotary in rotaries]
         members = grouping(batch.lengths, batch.seen) if batch.spans is None else []
         groups = [_group(batch, config, group, dtype) for group in members]
+        if isinstance(distances, Distances):
+            assert batch.cache is None
+            groups = [
+                _leaning(group, distances(max(batch.lengths[n] for n in some)))
+                for group, some in zip(groups, members, strict=True)
+            ]
         full, windowed = (turns[0], turns[-1]) if turns else (None, None)
         order = _order(batch, members) if members else None
         return cls(batch, groups, order, full, windowed, config.depth - 1)
@@ -177,6 +188,12 @@ def _group(batch: Ragged, config: ModelConfig, members: list[int], dtype: torch.
     if config.window and max(seen) > config.window:
         window_mask = _mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
     return Group(len(members), rows, keys, _additive(mask, dtype, device), _additive(window_mask, dtype, device))
+
+
+def _leaning(group: Group, bias: Tensor) -> Group:
+    """With a [H, K, K] bias added to its scores, besides what its masks hide."""
+    masks = [bias[None] if mask is None else bias + mask for mask in (group.mask, group.window_mask)]
+    return replace(group, mask=masks[0], window_mask=masks[1])
 
 
 def _padded_rows(starts: list[int], lengths: list[int], device: torch.device) -> Tensor | slice:

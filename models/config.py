@@ -34,6 +34,7 @@ class ModelConfig:
     causal: bool
     position: Literal["learned", "rotary"] = "learned"
     position_offset: int = 0
+    distances: int = 0  # kinds of them that scores have a bias for, the same in all layers; 0: none
     rope_base: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     window: int = 0  # how many tokens a windowed layer sees, itself included; 0: no layer is windowed

@@ -1,4 +1,5 @@
-"""Where a token is.  An encoding acts in one of two places here: on the embeddings, or on queries and keys."""
+"""Where a token is.  An encoding acts in one of three places here: on the embeddings, on queries and
+keys, or on scores."""
 
 import math
 
@@ -6,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from models.config import ModelConfig, RopeScaling
+
+FAR = 128  # tokens, from which on all distances are one
 
 
 class Learned(nn.Module):
@@ -23,6 +26,33 @@ class Learned(nn.Module):
         """[T, W] embeddings of tokens at [T] positions."""
         placed: Tensor = x + self.table(positions + self.offset)
         return placed
+
+
+class Distances(nn.Module):
+    """A bias for each head's scores by how far a key is from its row, shared by all layers (Raffel et al. 2020,
+    arXiv:1910.10683).
+
+    Half of `kinds` are for keys before a row, half for those after it: near distances have one each, the others share
+    what is left by their logarithm, up to FAR.
+    """
+
+    def __init__(self, kinds: int, heads: int) -> None:
+        super().__init__()
+        self.table = nn.Embedding(kinds, heads)
+
+    def forward(self, length: int) -> Tensor:
+        """[H, K, K] for every row and key of a text, row by row."""
+        place = torch.arange(length, device=self.table.weight.device)
+        bias: Tensor = self.table(self.kind(place[:, None] - place))  # [K, K, H]
+        return bias.permute(2, 0, 1)
+
+    def kind(self, before: Tensor) -> Tensor:
+        """Of distances, positive to keys before the row."""
+        half = self.table.num_embeddings // 2
+        near, away = half // 2, before.abs()
+        spread = (away.clamp(min=1).float() / near).log() / math.log(FAR / near) * (half - near)
+        far = (near + spread.long()).clamp(max=half - 1)
+        return torch.where(away < near, away, far) + half * (before < 0)
 
 
 class Nowhere(nn.Module):

@@ -5,13 +5,14 @@ It does not know where its tokens come from nor what is made of its states; head
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import Attention, Frame
 from models.config import ModelConfig
-from models.positions import build_embedding, build_rotary
+from models.positions import Distances, Rotary, build_embedding, build_rotary
 from models.ragged import Ragged
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -104,6 +105,7 @@ class Transformer(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, width)
         self.segments = nn.Embedding(config.segments, width) if config.segments else None
         self.position = build_embedding(config)
+        self.distances = Distances(config.distances, config.heads) if config.distances else nn.Identity()
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else nn.Identity()
         self.projection = nn.Linear(width, config.width) if config.embedding_width else nn.Identity()
         self.blocks = nn.ModuleList(BLOCKS[config.norm_order](config, layer) for layer in range(config.depth))
@@ -129,4 +131,5 @@ class Transformer(nn.Module):
         if self.segments is not None:
             x = x + (self.segments.weight[0] if batch.segments is None else self.segments(batch.segments))
         x = self.projection(self.embedding_norm(self.position(x, batch.positions)))
-        return x, Frame.of(batch, self.config, list(self.rotaries), x.dtype)  # type: ignore[arg-type]
+        rotaries = cast(list[Rotary], list(self.rotaries))
+        return x, Frame.of(batch, self.config, rotaries, x.dtype, self.distances)

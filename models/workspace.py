@@ -65,6 +65,7 @@ def _masks(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> int:
         return 0
     shared = config.heads // config.kv_heads
     kept = (2 if config.window else 1) * dtype.itemsize
+    kept += 2 * config.heads * dtype.itemsize if config.distances else 0  # a mask for each head, and what it is made of
     copied = shared * dtype.itemsize if shared > 1 else 0
     if largest.invariant:
         copied += 2 * shared * torch.float32.itemsize

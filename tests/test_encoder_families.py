@@ -60,6 +60,12 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         tf.ElectraForSequenceClassification,
         "its embeddings are 24 wide, its layers 32",
     ),
+    "mpnet": (partial(tf.MPNetConfig, **BERT), tf.MPNetModel, "its scores have a bias by distance"),
+    "mpnet-classifier": (
+        partial(tf.MPNetConfig, **BERT),
+        tf.MPNetForSequenceClassification,
+        "its scores have a bias by distance",
+    ),
     "albert": (
         partial(tf.AlbertConfig, **BERT, embedding_size=24),
         tf.AlbertModel,

@@ -8,6 +8,7 @@ from models.architectures.gemma import GEMMA3
 from models.architectures.gpt2 import GPT2
 from models.architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from models.architectures.modernbert import MODERNBERT
+from models.architectures.mpnet import MPNET
 
 FAMILIES: dict[str, Family] = {
     family.name: family
@@ -18,6 +19,7 @@ FAMILIES: dict[str, Family] = {
         DISTILBERT,
         ELECTRA,
         ALBERT,
+        MPNET,
         MODERNBERT,
         GPT2,
         LLAMA,

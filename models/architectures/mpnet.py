@@ -1,0 +1,37 @@
+"""MPNet: RoBERTa without segments, and with a bias by distance that all layers share."""
+
+from dataclasses import replace
+
+from models.architectures import bert
+from models.architectures.family import Family, HeadSpec, Json
+from models.config import ModelConfig
+from models.errors import UnsupportedError
+
+KINDS = 32  # of distances; the reference counts as many whatever the table holds
+RENAMES = (
+    (r"^encoder\.relative_attention_bias\.", "distances.table."),
+    (r"\.attention\.attn\.q\.", ".attention.query."),
+    (r"\.attention\.attn\.k\.", ".attention.key."),
+    (r"\.attention\.attn\.v\.", ".attention.value."),
+    (r"\.attention\.attn\.o\.", ".attention.output."),
+    (r"\.attention\.LayerNorm\.", ".attention_norm."),
+    *bert.RENAMES,
+)
+
+
+def config(hf: Json) -> ModelConfig:
+    """Positions count from 2, whatever the padding's id."""
+    kinds = hf.get("relative_attention_num_buckets", KINDS)
+    if kinds != KINDS:
+        raise UnsupportedError(f"relative_attention_num_buckets {kinds!r}: only {KINDS} are known")
+    return replace(bert.roberta_config({**hf, "pad_token_id": 1, "type_vocab_size": 0}), distances=kinds)
+
+
+MPNET = Family(
+    name="mpnet",
+    prefix="mpnet",
+    config=config,
+    renames=RENAMES,
+    heads={"MPNetModel": HeadSpec("embed"), "MPNetForSequenceClassification": HeadSpec("classify", bert.ROBERTA_HEAD)},
+    drop=bert.DROP,
+)
