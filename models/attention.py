@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.config import ModelConfig
-from models.positions import Distances, Rotary, rotate
+from models.positions import DistanceBias, DistanceVectors, Rotary, rotate
 from models.ragged import Ragged
 from models.varlen import sight
 
@@ -73,6 +73,7 @@ class Frame:
     order: Tensor | None  # [T] where each packed row stands in the groups' concatenated output; None: in order
     turns: tuple[Tensor, Tensor] | None  # rotation of full layers
     window_turns: tuple[Tensor, Tensor] | None
+    distances: tuple[Tensor, Tensor] | None  # vectors of their kinds [C, W], and the kinds [K, K] of a text's
     last_layer: int
 
     @classmethod
@@ -81,12 +82,15 @@ class Frame:
     ) -> "Frame":
         """`rotaries`: none, that of all layers, or those of full and of windowed layers.
 
-        `distances` may be those of models.positions, whose bias all layers share.
+        `distances`: of models.positions, if it is any of those there.
         """
         turns = [rotary.turns(batch.positions, dtype) for rotary in rotaries]
         members = grouping(batch.lengths, batch.seen) if batch.spans is None else []
         groups = [_group(batch, config, group, dtype) for group in members]
-        if isinstance(distances, Distances):
+        vectors = None
+        if isinstance(distances, DistanceVectors):
+            vectors = distances(max(batch.lengths))
+        if isinstance(distances, DistanceBias):
             assert batch.cache is None
             groups = [
                 _leaning(group, distances(max(batch.lengths[n] for n in some)))
@@ -94,7 +98,7 @@ class Frame:
             ]
         full, windowed = (turns[0], turns[-1]) if turns else (None, None)
         order = _order(batch, members) if members else None
-        return cls(batch, groups, order, full, windowed, config.depth - 1)
+        return cls(batch, groups, order, full, windowed, vectors, config.depth - 1)
 
     def narrow(self, x: Tensor, layer: int) -> Tensor:
         """[T, W] to the wanted rows [M, W] where no later layer needs the others: after the last attention."""
@@ -166,8 +170,38 @@ class Attention(nn.Module):
         turns = frame.window_turns if self.config.is_windowed(self.layer) else frame.turns
         if turns is not None:
             query, key = rotate(query, turns), rotate(key, turns)
-        mixed: Tensor = self.output(frame.attend(self.config, self.layer, (query, key, value), self.mix))
+        mixed: Tensor = self.output(frame.attend(self.config, self.layer, (query, key, value), self.mixing(frame)))
         return mixed
+
+    def mixing(self, frame: Frame) -> Mix:  # noqa: ARG002
+        """How values are mixed in this forward."""
+        return self.mix
+
+
+class Disentangled(Attention):
+    """Besides what looks for what, scores say what looks for where, and where for what (He et al. 2021)."""
+
+    def mixing(self, frame: Frame) -> Mix:
+        assert frame.distances is not None
+        vectors, kinds = frame.distances
+        asking, asked = (made(vectors).unflatten(-1, (-1, self.config.head_width)) for made in (self.query, self.key))
+
+        def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+            of = kinds[: query.size(1), : key.size(2)].expand(query.size(0), query.size(2), -1, -1)
+            bias = found(query.transpose(1, 2), asked, of)  # [N, H, Q, K]: as large as all scores, so changed in place
+            bias.add_(found(key, asking, of.mT).mT).mul_(scale or query.size(3) ** -0.5)
+            return self.mix(query, key, value, bias if mask is None else bias.add_(mask), scale)
+
+        return mix
+
+
+def found(tokens: Tensor, distances: Tensor, of: Tensor) -> Tensor:
+    """What [N, H, Q, D] tokens' features and [C, H, D] distances' have in common, of the kinds `of` [N, H, Q, K]."""
+    return (tokens @ distances.permute(1, 2, 0)).gather(-1, of)
+
+
+def build_attention(config: ModelConfig, layer: int) -> Attention:
+    return Disentangled(config, layer) if config.position == "distance" else Attention(config, layer)
 
 
 def _group(batch: Ragged, config: ModelConfig, members: list[int], dtype: torch.dtype) -> Group:

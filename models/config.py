@@ -32,9 +32,10 @@ class ModelConfig:
     mlp_width: int
     max_positions: int
     causal: bool
-    position: Literal["learned", "rotary"] = "learned"
+    position: Literal["learned", "rotary", "distance"] = "learned"
     position_offset: int = 0
-    distances: int = 0  # kinds of them that scores have a bias for, the same in all layers; 0: none
+    distances: int = 0  # kinds of them, for which scores have a bias, or a vector if that is their `position`; 0: none
+    farthest: int = 128  # tokens, about from which on all distances are of one kind
     rope_base: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     window: int = 0  # how many tokens a windowed layer sees, itself included; 0: no layer is windowed

@@ -1,5 +1,4 @@
-"""Where a token is.  An encoding acts in one of three places here: on the embeddings, on queries and
-keys, or on scores."""
+"""Where a token is.  An encoding acts in one of three places here: on the embeddings, on queries and keys, on scores."""
 
 import math
 
@@ -7,8 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from models.config import ModelConfig, RopeScaling
-
-FAR = 128  # tokens, from which on all distances are one
 
 
 class Learned(nn.Module):
@@ -28,31 +25,63 @@ class Learned(nn.Module):
         return placed
 
 
-class Distances(nn.Module):
+class DistanceBias(nn.Module):
     """A bias for each head's scores by how far a key is from its row, shared by all layers (Raffel et al. 2020,
     arXiv:1910.10683).
 
     Half of `kinds` are for keys before a row, half for those after it: near distances have one each, the others share
-    what is left by their logarithm, up to FAR.
+    what is left by their logarithm, up to `farthest`.
     """
 
-    def __init__(self, kinds: int, heads: int) -> None:
+    def __init__(self, kinds: int, farthest: int, heads: int) -> None:
         super().__init__()
-        self.table = nn.Embedding(kinds, heads)
+        self.table, self.farthest = nn.Embedding(kinds, heads), farthest
 
     def forward(self, length: int) -> Tensor:
         """[H, K, K] for every row and key of a text, row by row."""
-        place = torch.arange(length, device=self.table.weight.device)
-        bias: Tensor = self.table(self.kind(place[:, None] - place))  # [K, K, H]
+        bias: Tensor = self.table(self.kind(differences(length, self.table.weight.device)))  # [K, K, H]
         return bias.permute(2, 0, 1)
 
     def kind(self, before: Tensor) -> Tensor:
         """Of distances, positive to keys before the row."""
         half = self.table.num_embeddings // 2
         near, away = half // 2, before.abs()
-        spread = (away.clamp(min=1).float() / near).log() / math.log(FAR / near) * (half - near)
+        spread = (away.clamp(min=1).float() / near).log() / math.log(self.farthest / near) * (half - near)
         far = (near + spread.long()).clamp(max=half - 1)
         return torch.where(away < near, away, far) + half * (before < 0)
+
+
+class DistanceVectors(nn.Module):
+    """A vector for each kind of distance, which attention looks at beside the tokens' (He et al. 2021,
+    arXiv:2006.03654).
+
+    Half of `kinds` are for keys before a row, half for those after it; of each half, the near half of the distances
+    have one each, the others share what is left by their logarithm, up to `farthest`.
+    """
+
+    def __init__(self, kinds: int, farthest: int, width: int, eps: float) -> None:
+        super().__init__()
+        self.table, self.norm = nn.Embedding(kinds, width), nn.LayerNorm(width, eps)
+        self.farthest = farthest
+
+    def forward(self, length: int) -> tuple[Tensor, Tensor]:
+        """[kinds, W] vectors, and [K, K] of which kind a key's distance from a row is, row by row."""
+        kinds = self.kind(differences(length, self.table.weight.device))
+        return self.norm(self.table.weight), kinds
+
+    def kind(self, before: Tensor) -> Tensor:
+        """Of distances, positive to keys before the row."""
+        span = self.table.num_embeddings // 2
+        near, away = span // 2, before.abs()
+        steps = torch.log(torch.tensor((self.farthest - 1) / near, device=before.device))
+        spread = torch.ceil(torch.log(away.clamp(min=near) / near) / steps * (near - 1)).long() + near
+        return (torch.where(away <= near, before, spread * before.sign()) + span).clamp(0, 2 * span - 1)
+
+
+def differences(length: int, device: torch.device) -> Tensor:
+    """[K, K] from every row of a text to every key: how many tokens before it."""
+    place = torch.arange(length, device=device)
+    return place[:, None] - place
 
 
 class Nowhere(nn.Module):
@@ -113,6 +142,13 @@ def build_embedding(config: ModelConfig) -> nn.Module:
     if config.position == "learned":
         return Learned(config.max_positions, config.embedding_width or config.width, config.position_offset)
     return Nowhere()
+
+
+def build_distances(config: ModelConfig) -> nn.Module:
+    """What the configuration makes of how far tokens are apart."""
+    if config.position == "distance":
+        return DistanceVectors(config.distances, config.farthest, config.width, config.norm_eps)
+    return DistanceBias(config.distances, config.farthest, config.heads) if config.distances else nn.Identity()
 
 
 def build_rotary(config: ModelConfig, windowed: bool) -> Rotary:

@@ -10,9 +10,9 @@ from typing import cast
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.attention import Attention, Frame
+from models.attention import Frame, build_attention
 from models.config import ModelConfig
-from models.positions import Distances, Rotary, build_embedding, build_rotary
+from models.positions import Rotary, build_distances, build_embedding, build_rotary
 from models.ragged import Ragged
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -52,7 +52,7 @@ class PreBlock(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.layer = layer
-        self.attention = Attention(config, layer)
+        self.attention = build_attention(config, layer)
         self.attention_norm = build_norm(config) if layer or config.opening_norm else nn.Identity()
         self.mlp, self.mlp_norm = MLP(config), build_norm(config)
 
@@ -105,7 +105,7 @@ class Transformer(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, width)
         self.segments = nn.Embedding(config.segments, width) if config.segments else None
         self.position = build_embedding(config)
-        self.distances = Distances(config.distances, config.heads) if config.distances else nn.Identity()
+        self.distances = build_distances(config)
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else nn.Identity()
         self.projection = nn.Linear(width, config.width) if config.embedding_width else nn.Identity()
         self.blocks = nn.ModuleList(BLOCKS[config.norm_order](config, layer) for layer in range(config.depth))

@@ -56,6 +56,8 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> i
     mlp = (3 if config.gated_mlp else 2) * config.mlp_width
     if largest.invariant:
         attention, mlp = attention + heads, 3 * config.mlp_width  # what is padded, and put together of pieces
+    if config.position == "distance":
+        attention += config.heads * config.distances
     return largest.rows * (3 * config.width + max(attention, mlp)) * dtype.itemsize
 
 
@@ -65,7 +67,8 @@ def _masks(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> int:
         return 0
     shared = config.heads // config.kv_heads
     kept = (2 if config.window else 1) * dtype.itemsize
-    kept += 2 * config.heads * dtype.itemsize if config.distances else 0  # a mask for each head, and what it is made of
+    if config.distances:  # a mask for each head; of vectors, its two terms
+        kept += (2 if config.position == "distance" else 1) * config.heads * dtype.itemsize
     copied = shared * dtype.itemsize if shared > 1 else 0
     if largest.invariant:
         copied += 2 * shared * torch.float32.itemsize

@@ -40,6 +40,15 @@ GPT2 = dict(n_layer=2, n_head=4, n_embd=32, n_positions=checkpoints.POSITIONS)
 GEMMA = dict(LLAMA, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
 MODERN = dict(BERT, num_hidden_layers=4, local_attention=6)
 MODERN_REFUSAL = "its first layer attends to what no norm has gone over"
+DEBERTA = dict(
+    BERT,
+    relative_attention=True,
+    share_att_key=True,
+    position_biased_input=False,
+    norm_rel_ebd="layer_norm",
+    position_buckets=8,
+    pos_att_type=["p2c", "c2p"],
+)
 
 Make = Callable[..., tf.PreTrainedConfig]
 # A folder's configuration, the class that is saved, and why the compiled step does not compute it.
@@ -75,6 +84,12 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         partial(tf.AlbertConfig, **BERT, embedding_size=32, hidden_act="gelu"),
         tf.AlbertForSequenceClassification,
         "its embeddings are 32 wide, its layers 32",
+    ),
+    "deberta": (partial(tf.DebertaV2Config, **DEBERTA), tf.DebertaV2Model, "its scores have a bias by distance"),
+    "deberta-classifier": (
+        partial(tf.DebertaV2Config, **DEBERTA, pooler_hidden_act="gelu", type_vocab_size=2),
+        tf.DebertaV2ForSequenceClassification,
+        "its scores have a bias by distance",
     ),
     "modernbert": (partial(tf.ModernBertConfig, **MODERN), tf.ModernBertModel, MODERN_REFUSAL),
     "modernbert-mean": (

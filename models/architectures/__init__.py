@@ -2,6 +2,7 @@
 
 from models.architectures.albert import ALBERT
 from models.architectures.bert import BERT, DISTILBERT, ROBERTA, XLM_ROBERTA
+from models.architectures.deberta import DEBERTA
 from models.architectures.electra import ELECTRA
 from models.architectures.family import Family, HeadSpec, rename
 from models.architectures.gemma import GEMMA3
@@ -20,6 +21,7 @@ FAMILIES: dict[str, Family] = {
         ELECTRA,
         ALBERT,
         MPNET,
+        DEBERTA,
         MODERNBERT,
         GPT2,
         LLAMA,

@@ -25,7 +25,7 @@ from models.transformer import Transformer
 
 DRAWN = frozenset(("normal_", "uniform_", "kaiming_uniform_"))
 SIZES = ("vocab_size", "width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "max_positions")
-COUNTS = ("position_offset", "window", "segments", "embedding_width", "distances")
+COUNTS = ("position_offset", "window", "segments", "embedding_width", "distances", "farthest")
 REALS = ("rope_base", "window_rope_base", "norm_eps", "embedding_scale", "score_scale")
 BODY = ("tokens.", "segments.", "position.", "embedding_norm.", "projection.", "distances.", "blocks.", "final_norm.")
 NAMED = 5  # tensors named in a message; the others are counted

@@ -35,6 +35,10 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
     For the thread that will compute, with the number of threads it will have.  InvarianceError says which kernel gives
     a row other bits in another batch.
     """
+    if network.config.position == "distance":
+        raise InvarianceError(
+            "scores of distances' vectors are products whose bits are not held here; serve it without"
+        )
     _exchange_linears(network, head, breathe=breathe)
     weight, config = network.tokens.weight, network.config
     mix = prove_attention(config.head_width, config.heads // config.kv_heads, weight.device)

@@ -1,0 +1,63 @@
+"""DeBERTa-v3 and its kin: BERT without positions, whose attention looks at vectors of distances too."""
+
+from dataclasses import replace
+from typing import Any
+
+from models.architectures import bert
+from models.architectures.family import Family, HeadSpec, Json, activation
+from models.config import ModelConfig
+from models.errors import UnsupportedError
+from models.heads import Scoring
+
+RENAMES = (
+    (r"^encoder\.rel_embeddings\.", "distances.table."),
+    (r"^encoder\.LayerNorm\.", "distances.norm."),
+    (r"\.attention\.self\.(query|key|value)_proj\.", r".attention.\1."),
+    *bert.RENAMES,
+)
+KNOWN: dict[str, Any] = {
+    "relative_attention": True,
+    "share_att_key": True,
+    "position_biased_input": False,
+    "norm_rel_ebd": "layer_norm",
+}
+TERMS = 3  # of a score: what for what, what for where, where for what
+
+
+def config(hf: Json) -> ModelConfig:
+    for key, value in KNOWN.items():
+        if hf.get(key) != value:
+            raise UnsupportedError(f"{key} is {hf.get(key)!r}: only {value!r} is known")
+    kinds, terms = hf.get("position_buckets", -1), hf.get("pos_att_type") or ()
+    if set(terms.split("|") if isinstance(terms, str) else terms) != {"c2p", "p2c"}:
+        raise UnsupportedError(f"pos_att_type {terms!r}: only c2p and p2c together are known")
+    if kinds < 1 or hf.get("conv_kernel_size", 0) > 0:
+        raise UnsupportedError("only networks with position_buckets and without conv_kernel_size are known")
+    if hf.get("embedding_size", hf["hidden_size"]) != hf["hidden_size"]:
+        raise UnsupportedError(f"embedding_size {hf['embedding_size']}: only that of hidden_size is known")
+    shape = bert.config({"type_vocab_size": 0, "layer_norm_eps": 1e-7, **hf})
+    farthest = hf.get("max_relative_positions", -1)
+    return replace(
+        shape,
+        position="distance",
+        distances=2 * kinds,
+        farthest=farthest if farthest > 0 else shape.max_positions,
+        score_scale=(TERMS * shape.head_width) ** -0.5,
+    )
+
+
+def scoring(hf: Json) -> Scoring:
+    return Scoring(activation=activation(hf.get("pooler_hidden_act", "gelu")))
+
+
+DEBERTA = Family(
+    name="deberta-v2",
+    prefix="deberta",
+    config=config,
+    renames=RENAMES,
+    heads={
+        "DebertaV2Model": HeadSpec("embed"),
+        "DebertaV2ForSequenceClassification": HeadSpec("classify", bert.POOLED, scoring),
+    },
+    drop=bert.DROP + r"|^(lm_predictions|mask_predictions|embeddings\.position_embeddings)\.",
+)
