@@ -1,4 +1,4 @@
-"""Where a token is.  An encoding acts in one of three places here: on the embeddings, on queries and keys, on scores."""
+"""Where a token is.  An encoding acts in one of three places here: on embeddings, on queries and keys, on scores."""
 
 import math
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 import transformers as tf
 
+from models.architectures import FAMILIES
 from models.checkpoint import Checkpoint, load
 from models.errors import UnsupportedError
 from models.executor import Executor
@@ -29,6 +30,8 @@ from service.place import placed
 from service.registry import Registry
 from service.request import Encode
 from service.settings import Settings
+from training.adapter import head_names, refuse_unnamed
+from training.errors import RecipeError
 
 TEXTS = ["A good film", "What is the capital of France? Paris, of course. " * 14, ("dull", "far too long"), "0 1 2 3"]
 LABELS = {0: "negative", 1: "neutral", 2: "positive"}
@@ -92,7 +95,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         "its scores have a bias by distance",
     ),
     "modernbert": (partial(tf.ModernBertConfig, **MODERN), tf.ModernBertModel, MODERN_REFUSAL),
-    "modernbert-mean": (
+    "modernbert-classifier": (
         partial(tf.ModernBertConfig, **MODERN, classifier_pooling="mean", classifier_activation="silu"),
         tf.ModernBertForSequenceClassification,
         MODERN_REFUSAL,
@@ -209,6 +212,24 @@ def test_a_decoder_with_one_label_ranks(tmp_path: Path) -> None:
     one = {"id2label": {0: "relevance"}, "label2id": {"relevance": 0}}
     loaded = load(str(saved(partial(tf.LlamaConfig, **LLAMA), tf.LlamaForSequenceClassification, tmp_path, **one)))
     assert (loaded.task, loaded.labels, loaded.config.causal) == ("rank", ("relevance",), True)
+
+
+@pytest.mark.parametrize("name", ["electra", "albert", "mpnet", "modernbert", "gpt2"])
+def test_what_is_learned_is_written_under_the_names_of_transformers(name: str, tmp_path: Path) -> None:
+    """Of a head; a layer that is stored as one with others has no name of its own."""
+    make, kind, _ = CASES[f"{name}-classifier"]
+    folder = saved(make, kind, tmp_path)
+    loaded, family = load(str(folder)), FAMILIES[name]
+    names = head_names(family, family.heads[kind.__name__])
+    theirs = kind.from_pretrained(folder).state_dict()
+    assert {f"{ours}.weight" for ours in names} == {key for key in loaded.head.state_dict() if key.endswith("weight")}
+    assert {f"{module}.weight" for module in names.values()} <= theirs.keys()
+    layers = ["blocks.0.attention.query"]
+    if name in ("modernbert", "gpt2"):
+        with pytest.raises(RecipeError, match=r"attention\.query is stored transposed or as one with others"):
+            refuse_unnamed(folder, family, layers)
+    else:
+        refuse_unnamed(folder, family, layers)
 
 
 def served(settings: Settings) -> dict[str, str]:

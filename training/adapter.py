@@ -5,6 +5,7 @@ through the family's renames, say which of theirs became ours, and that table is
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -97,11 +98,11 @@ def refuse_unnamed(base: Path, family: Family, layers: Iterable[str]) -> None:
 def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:
     """Our module name in the head -> theirs."""
     names = {}
-    for pattern in HEADS:
-        theirs = pattern.format(prefix=family.prefix)
-        for ours, _ in rename(family, spec.renames, f"{theirs}.weight", torch.empty(0, device="meta")):
-            if ours.startswith("head."):
-                names[ours.removeprefix("head.").removesuffix(".weight")] = theirs
+    for theirs in (module.format(prefix=family.prefix) for module in HEADS):
+        bare = f"{theirs}.weight".removeprefix(f"{family.prefix}.")
+        if any(re.search(pattern, bare) for pattern, _ in spec.renames):
+            [(ours, _)] = rename(family, spec.renames, bare, torch.empty(0, device="meta"))
+            names[ours.removeprefix("head.").removesuffix(".weight")] = theirs
     return names
 
 
