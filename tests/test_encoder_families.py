@@ -11,17 +11,20 @@ from pathlib import Path
 from typing import Any
 
 import checkpoints
+import peft
 import pytest
 import torch
 import transformers as tf
 
 from models.architectures import FAMILIES
 from models.checkpoint import Checkpoint, load
-from models.errors import UnsupportedError
+from models.errors import InvarianceError, UnsupportedError
 from models.executor import Executor
+from models.invariant import make_invariant
 from models.native.executor import NativeExecutor
 from models.native.library import runnable
 from models.native.plan import unfit
+from models.ragged import Ragged
 from models.torch_executor import TorchExecutor
 from service.engine.encoder import lay_out
 from service.engine.engine import Engine
@@ -230,6 +233,60 @@ def test_what_is_learned_is_written_under_the_names_of_transformers(name: str, t
             refuse_unnamed(folder, family, layers)
     else:
         refuse_unnamed(folder, family, layers)
+
+
+@torch.inference_mode()
+def test_a_classifier_learned_beside_a_generator(tmp_path: Path) -> None:
+    """A LoRA of PEFT for labels, made for a folder that has an output for words and none for labels."""
+    base = saved(partial(tf.LlamaConfig, **LLAMA, tie_word_embeddings=False), tf.LlamaForCausalLM, tmp_path / "base")
+    targets = {"target_modules": ["q_proj", "down_proj"], "init_lora_weights": False}
+    reference = tf.LlamaForSequenceClassification.from_pretrained(base)
+    theirs = peft.get_peft_model(reference, peft.LoraConfig(task_type="SEQ_CLS", r=4, **targets)).eval()
+    theirs.save_pretrained(tmp_path / "adapter")
+    loaded = load(f"{base}+{tmp_path / 'adapter'}")
+    assert (loaded.task, loaded.labels) == ("classify", tuple(LABELS.values()))
+    assert float((answered(loaded, TorchExecutor(loaded.network)) - expected(loaded, theirs)).abs().max()) < CLOSE
+
+
+ALBERT, MODERNBERT = tf.AlbertConfig(**BERT).to_dict(), tf.ModernBertConfig(**MODERN).to_dict()
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (ALBERT, {"num_hidden_groups": 2}, "num_hidden_groups 2"),
+    (ALBERT, {"inner_group_num": 2}, "inner_group_num 2"),
+    (tf.MPNetConfig(**BERT).to_dict(), {"relative_attention_num_buckets": 64}, "relative_attention_num_buckets 64"),
+    (MODERNBERT, {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": None}, "windowed layers"),
+    (tf.DebertaV2Config(**DEBERTA).to_dict(), {"share_att_key": False}, "share_att_key is False: only True"),
+    (tf.DebertaV2Config(**DEBERTA).to_dict(), {"pos_att_type": "c2p"}, "pos_att_type 'c2p'"),
+    (tf.DebertaV2Config(**DEBERTA).to_dict(), {"conv_kernel_size": 3}, "without conv_kernel_size"),
+    (tf.DebertaV2Config(**DEBERTA).to_dict(), {"embedding_size": 16}, "embedding_size 16"),
+]
+
+
+@pytest.mark.parametrize(("shape", "given", "message"), REFUSED)
+def test_arithmetic_that_is_not_here_is_named(shape: dict[str, Any], given: dict[str, Any], message: str) -> None:
+    family = FAMILIES[shape["model_type"]]
+    family.config(shape)
+    with pytest.raises(UnsupportedError, match=message):
+        family.config({**shape, **given})
+
+
+@pytest.mark.parametrize("name", ["albert", "mpnet", "modernbert", "gpt2"])
+@torch.inference_mode()
+def test_company_changes_no_answer_in_deterministic_mode(name: str, tmp_path: Path) -> None:
+    make, kind, _ = CASES[f"{name}-classifier"]
+    loaded = load(str(saved(make, kind, tmp_path)))
+    make_invariant(loaded.network, loaded.head)
+    head: Any = loaded.head
+    ids = [encoding.ids for encoding in loaded.tokenizer.encode_batch(TEXTS)]
+    batches = [Ragged.of(ids), *(Ragged.of([each]) for each in ids)]
+    together, *alone = (head(loaded.network(batch), list(batch.starts)) for batch in batches)
+    assert torch.equal(together, torch.cat(alone))
+
+
+def test_deterministic_mode_refuses_scores_that_it_does_not_hold(tmp_path: Path) -> None:
+    make, kind, _ = CASES["deberta"]
+    loaded = load(str(saved(make, kind, tmp_path)))
+    with pytest.raises(InvarianceError, match="scores of distances' vectors"):
+        make_invariant(loaded.network, loaded.head)
 
 
 def served(settings: Settings) -> dict[str, str]:

@@ -102,7 +102,9 @@ def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:
         bare = f"{theirs}.weight".removeprefix(f"{family.prefix}.")
         if any(re.search(pattern, bare) for pattern, _ in spec.renames):
             [(ours, _)] = rename(family, spec.renames, bare, torch.empty(0, device="meta"))
-            names[ours.removeprefix("head.").removesuffix(".weight")] = theirs
+            module = ours.removeprefix("head.").removesuffix(".weight")
+            if "." not in module:  # another family's name that begins as this one's
+                names[module] = theirs
     return names
 
 

@@ -65,5 +65,5 @@ GPT2 = Family(
         "GPT2ForSequenceClassification": LAST,
     },
     convert=convert,
-    drop=r"\.attn\.(bias|masked_bias)$",
+    drop=r"^lm_head\.|\.attn\.(bias|masked_bias)$",
 )

@@ -21,7 +21,7 @@ RENAMES = (
     (r"\.mlp\.(up|gate|down)_proj\.", r".mlp.\1."),
 )
 LANGUAGE_HEAD = ((r"^lm_head\.", "head.output."),)
-DROP = r"rotary_emb\.inv_freq$"
+DROP = r"^lm_head\.|rotary_emb\.inv_freq$"
 
 
 def config(hf: Json) -> ModelConfig:

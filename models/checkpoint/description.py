@@ -28,6 +28,7 @@ SIZES = ("vocab_size", "width", "depth", "heads", "kv_heads", "head_width", "mlp
 COUNTS = ("position_offset", "window", "segments", "embedding_width", "distances", "farthest")
 REALS = ("rope_base", "window_rope_base", "norm_eps", "embedding_scale", "score_scale")
 BODY = ("tokens.", "segments.", "position.", "embedding_norm.", "projection.", "distances.", "blocks.", "final_norm.")
+LEAST_DISTANCES = 4  # kinds: near and far ones, before and behind
 NAMED = 5  # tensors named in a message; the others are counted
 Pieces = list[tuple[str, Tensor]]
 log = getLogger(__name__)
@@ -110,6 +111,11 @@ def unsound(config: ModelConfig) -> Iterator[tuple[str, str]]:
         yield "head_width", "even, for rotary positions"
     if len(config.windowed) not in (0, config.depth):
         yield "windowed", f"one for each of {config.depth} layers"
+    if config.distances or config.position == "distance":
+        if config.distances < LEAST_DISTANCES:
+            yield "distances", f"{LEAST_DISTANCES} at least"
+        if config.farthest <= config.distances // 4 + 1:
+            yield "farthest", f"more than {config.distances // 4 + 1}, where each distance is of a kind of its own"
     if config.rope_scaling and not 0 < config.rope_scaling.factor < math.inf:
         yield "rope_scaling", "by a positive factor"
 
