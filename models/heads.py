@@ -1,4 +1,4 @@
-"""What is made of a transformer's states: next-token logits, label scores, one vector a text.
+"""What is made of a transformer's states: next-token logits, scores of a text or of its tokens, one vector a text.
 
 A head says which rows it wants: what a network need not compute for the others, it leaves out (`Ragged.wanted`).
 Given those rows alone, with where each sequence starts among them, it answers the same.
@@ -6,7 +6,6 @@ Given those rows alone, with where each sequence starts among them, it answers t
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Literal
 
@@ -15,23 +14,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.config import ModelConfig
+from models.transformer import ACTIVATIONS as INNER
 
 Closing = Literal["softmax", "sigmoid", "none"]
 Pooling = Literal["mean", "cls", "max", "last"]
 
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": torch.tanh,
-    "relu": torch.relu,
-    "gelu": F.gelu,
-    "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-    "none": lambda raw: raw,
-}
 CLOSINGS: dict[Closing, Callable[[Tensor], Tensor]] = {
     "softmax": lambda raw: raw.softmax(dim=-1),
     "sigmoid": lambda raw: 1 / (1 + (-raw).exp()),  # torch.sigmoid rounds the last few of a batch differently
     "none": lambda raw: raw,
 }
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**INNER, "tanh": torch.tanh, "none": lambda raw: raw}
 
 
 class LanguageHead(nn.Module):
@@ -47,6 +40,58 @@ class LanguageHead(nn.Module):
         """[M, W] to [M, V]."""
         logits: Tensor = self.output(states)
         return logits
+
+
+class TokenHead(nn.Module):
+    """Every token's state to a score per label: its class, or how well an answer starts and ends there."""
+
+    def __init__(self, config: ModelConfig, labels: int, closing: Closing) -> None:
+        super().__init__()
+        self.out = nn.Linear(config.width, labels)
+        self.closing = closing
+
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """All rows."""
+        return list(range(starts[-1])), starts
+
+    def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:  # noqa: ARG002 - each row is on its own
+        """[T, W] to [T, labels] scores."""
+        raw: Tensor = self.out(states.to(self.out.weight.dtype))
+        return raw.float()
+
+    def close(self, raw: Tensor) -> Tensor:
+        """[T, labels] scores to probabilities."""
+        return CLOSINGS[self.closing](raw)
+
+
+class MaskHead(nn.Module):
+    """What may stand in a token's place: its state, transformed, to logits over the vocabulary (Devlin et al. 2019).
+
+    `tied` shares the token embedding's matrix.
+    """
+
+    def __init__(self, config: ModelConfig, activation: str, tied: nn.Embedding | None = None) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.width, config.width)
+        self.activation = ACTIVATIONS[activation]
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.output = nn.Linear(config.width, config.vocab_size)
+        if tied is not None:
+            self.output.weight = tied.weight
+
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """All rows."""
+        return list(range(starts[-1])), starts
+
+    def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:  # noqa: ARG002 - each row is on its own
+        """[M, W] to [M, V] logits."""
+        inner = self.norm(self.activation(self.dense(states.to(self.dense.weight.dtype))))
+        raw: Tensor = self.output(inner)
+        return raw.float()
+
+    def close(self, raw: Tensor) -> Tensor:
+        """[M, V] logits to probabilities."""
+        return raw.softmax(dim=-1)
 
 
 class Pooler(nn.Module):

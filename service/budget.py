@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
+import torch
+
 from models.checkpoint.description import Description
 from models.checkpoint.estimate import Size, size
 from models.checkpoint.precision import Suited, suited
@@ -17,27 +19,41 @@ from models.config import ModelConfig
 from models.native import estimate as native
 from models.native.plan import Precision
 from models.workspace import Largest, block_bytes, forward_bytes, gathered_bytes, proof_bytes, recorded_bytes
+from service.engine.reading import reading_bytes
 from service.engine.sampler import drawing_bytes
 from service.errors import NoRoom
 from service.executors import kernel_for
 from service.place import Place, placed
+from service.request import Task
 from service.settings import Settings
 
 CACHE_TOKENS = 16_384  # of a generator on a CPU, unless its context is longer or memory scarce
 FEWEST = 256  # tokens of a cache that are worth proposing
 MIB = 1 << 20
+FLOAT = 4
 
 
 @dataclass(frozen=True)
 class Sized:
-    """What of a model decides how much it takes, apart from the settings.  `context`: tokens of its longest input."""
+    """What of a model decides how much it takes, apart from the settings.  `columns`: scores that its head has for a
+    token or a text.  `context`: tokens of its longest input."""
 
     name: str
     config: ModelConfig
-    generates: bool
+    task: Task
+    columns: int
     context: int
     size: Size
     suited: Suited
+
+    @property
+    def generates(self) -> bool:
+        return self.task == "generate"
+
+    @property
+    def spells(self) -> bool:
+        """Whether its head is as wide as the vocabulary."""
+        return self.task in ("generate", "fill")
 
 
 def sized(name: str, what: Description) -> Sized:
@@ -45,7 +61,8 @@ def sized(name: str, what: Description) -> Sized:
     return Sized(
         name=name,
         config=what.config,
-        generates=what.head.task == "generate",
+        task=cast(Task, what.head.task),
+        columns=what.config.vocab_size if what.head.task == "fill" else max(len(what.head.labels), 2),
         context=what.max_tokens,
         size=size(what),
         suited=suited(what.entries.values()),
@@ -109,13 +126,14 @@ class Parts:
 def torch_parts(model: Sized, settings: Settings, largest: Largest) -> Parts:
     config, place = model.config, placed(settings, model.suited, model.config)
     dtype, block = place.dtype, block_bytes(config, place.block_size, place.dtype)
-    computing = forward_bytes(config, dtype, largest)
+    states = largest.rows * config.width * FLOAT
+    computing = max(forward_bytes(config, dtype, largest), states + read_bytes(model, largest))
     if model.generates:
         before = 0 if dtype.itemsize == 4 else dtype.itemsize  # the logits are float32
         computing = max(computing, drawn_bytes(model, largest, before))
         if largest.in_place:  # and the spare block that padding is written to
             computing += recorded_bytes(config, dtype, settings.max_running) + block
-    proof = proof_bytes(config, dtype, model.generates) if settings.deterministic else 0
+    proof = proof_bytes(config, dtype, model.spells) if settings.deterministic else 0
     return Parts(
         model.size.weights(dtype),
         block,
@@ -129,14 +147,31 @@ def native_parts(model: Sized, place: Place, largest: Largest) -> Parts:
     computing = native.workspace_bytes(config, largest, place.threads, model.generates)
     if model.generates:
         computing += drawn_bytes(model, largest, 0)
+    else:
+        computing += read_bytes(model, largest)
     stored = (config, precision, model.generates, model.size.tied, model.size.bits)
-    part = native.loading_bytes(*stored)
+    packed, part, kept = native.weight_bytes(*stored), native.loading_bytes(*stored), 0
+    if not model.generates:  # the head stays with torch, and is made invariant before anything is packed
+        kept = model.size.head * FLOAT
+        part = max(part, part_of_head(model) - packed)
     return Parts(
-        native.weight_bytes(*stored),
+        packed + kept,
         native.block_bytes(config, precision),
         computing,
         part + model.size.passing(place.dtype),
     )
+
+
+def part_of_head(model: Sized) -> int:
+    """Beside the numbers of a head as wide as the vocabulary, while it is proven: those of the tokens, as read."""
+    if model.task != "fill":
+        return 0
+    return model.config.vocab_size * model.config.width * FLOAT + proof_bytes(model.config, torch.float32, True)
+
+
+def read_bytes(model: Sized, largest: Largest) -> int:
+    """What the head makes of the states."""
+    return reading_bytes(model.task, largest.rows, model.columns)
 
 
 def drawn_bytes(model: Sized, largest: Largest, before: int) -> int:

@@ -18,12 +18,13 @@ from models.checkpoint import Checkpoint, load
 from models.errors import ModelError
 from models.executor import Executor
 from models.heads import LanguageHead
-from service.engine.encoder import Encoder, Head
+from service.engine.encoder import Encoder
 from service.engine.generator import Generator
+from service.engine.reading import Head
 from service.engine.worker import StepReport, Worker
 from service.executors import executor_of, prepare
 from service.place import placed
-from service.request import Done, Encode, Encoded, Event, Failed, Generate, Request, Sampling, Token
+from service.request import Done, Encode, Encoded, Event, Failed, Filled, Generate, Request, Sampling, Table, Token
 from service.settings import Settings
 
 SMALL_BLOCK = 4  # tokens in a block of a small cache, which answers outgrow more often
@@ -126,9 +127,22 @@ def difference(one: list[Event], other: list[Event]) -> float:
                     worst = max(worst, abs(math.exp(logprob) - math.exp(theirs[token])))
             if a.id != b.id:
                 break
-        elif isinstance(a, Encoded) and isinstance(b, Encoded):
-            worst = max(worst, *(abs(x - y) for x, y in zip(a.values, b.values, strict=True)))
+        else:
+            worst = max(worst, *(abs(x - y) for x, y in zip(numbers(a), numbers(b), strict=True)), 0.0)
     return worst
+
+
+def numbers(event: Event) -> list[float]:
+    """What an encoder's answer says."""
+    match event:
+        case Encoded(values):
+            return values
+        case Table(scores):
+            return scores.cast("B").cast("f").tolist()
+        case Filled(candidates):
+            return [score for row in candidates for _, score in row]
+        case _:
+            return []
 
 
 def answered(

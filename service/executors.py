@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import cast
 
+from torch import nn
+
 from models.checkpoint import Checkpoint
 from models.config import ModelConfig
 from models.executor import Executor
@@ -27,11 +29,19 @@ def prepare(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] 
     if place.instructions:
         if not isinstance(loaded.head, LanguageHead):
             loaded.fill(loaded.head)
+            keep_apart(loaded.head)
             make_head_invariant(loaded.head)  # the rest is by construction
     elif settings.deterministic:
         make_invariant(loaded.network, loaded.head, breathe)
         if kernel := kernel_for(place, loaded.config):
             prove_kernel(kernel, loaded.config, loaded.network.tokens.weight)
+
+
+def keep_apart(head: nn.Module) -> None:
+    """Have it hold what it shares with the network itself: the network's is let go of once it is packed."""
+    for module in head.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            module.register_parameter(name, nn.Parameter(parameter.data))
 
 
 def kernel_for(place: Place, config: ModelConfig) -> Kernel | None:

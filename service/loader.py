@@ -24,9 +24,10 @@ from models.heads import LanguageHead
 from models.native.plan import hollow, unfit
 from service import machine
 from service.budget import Budget, Need, Sized, sized
-from service.engine.encoder import Encoder, Head
+from service.engine.encoder import Encoder
 from service.engine.engine import Engine, Failure, attempt, settle
 from service.engine.generator import Generator
+from service.engine.reading import Head
 from service.engine.worker import Worker
 from service.executors import called, executor_of, prepare
 from service.model import Model

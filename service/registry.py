@@ -28,6 +28,9 @@ DOES: Mapping[Task, str] = {
     "classify": "classify",
     "rank": "rank",
     "embed": "embed",
+    "tag": "label tokens",
+    "span": "find answers in texts",
+    "fill": "fill in masked tokens",
 }
 REFUSALS = (ModelError, PolyheadError, OSError, MemoryError)  # a sentence says it all; elsewhere a traceback helps
 STOPPED = (Stopped, Unavailable)  # the engine ends, and nothing is wrong with the model

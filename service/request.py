@@ -6,7 +6,7 @@ from typing import Literal
 
 from service.errors import PolyheadError
 
-Task = Literal["generate", "classify", "rank", "embed"]
+Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,9 @@ class Encode:
     `raw` leaves out the head's closing function (softmax or sigmoid of a classifier, L2 normalisation of an
     embedding).  `unit` scales an embedding to length one even where the checkpoint does not.  `dimensions` keeps the
     first so many of an embedding, before normalisation; 0 keeps all.
+
+    `rows` are the tokens whose states the head reads, ascending; empty: all.  A head that answers for each token
+    answers for these.  Of what may fill such a place, the `top_k` likeliest are told, of all words or of `targets`.
     """
 
     id: str
@@ -65,6 +68,9 @@ class Encode:
     raw: bool = False
     unit: bool = False
     dimensions: int = 0
+    rows: tuple[int, ...] = ()
+    top_k: int = 5
+    targets: tuple[int, ...] = ()
     terms: Terms = Terms()
 
 
@@ -92,6 +98,23 @@ class Encoded:
 
 
 @dataclass(frozen=True, slots=True)
+class Table:
+    """What it says of each token asked for: a row of scores, [rows, columns] float32.
+
+    As one piece of memory: thousands of Python floats a text would hold up whoever makes, passes on and frees them.
+    """
+
+    scores: "memoryview[float]"
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """What may stand in the place of each token asked for: (token, probability or logit), likeliest first."""
+
+    candidates: tuple[tuple[tuple[int, float], ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The last event of a request that was answered."""
 
@@ -108,4 +131,4 @@ class Failed:
     error: PolyheadError
 
 
-Event = Token | Encoded | Done | Failed
+Event = Token | Encoded | Table | Filled | Done | Failed

@@ -392,7 +392,7 @@ def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_recorded_steps_are_in_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     size: Any = SimpleNamespace(weights=lambda dtype: 1000, passing=lambda dtype: 0, tokenizer=0)
-    chat = Sized("chat", replace(LLAMA, vocab_size=50_000), True, 1024, size, Suited("float32", ""))
+    chat = Sized("chat", replace(LLAMA, vocab_size=50_000), "generate", 0, 1024, size, Suited("float32", ""))
     with gpu(monkeypatch):
         few, many = (need(chat, Settings(max_running=most, step_tokens=512), 40) for most in (4, 64))
         assert (few.block_size, few.cache_tokens) == (PAGE, 40 * PAGE)

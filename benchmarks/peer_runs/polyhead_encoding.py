@@ -10,7 +10,8 @@ from benchmarks.peer_runs.workload import Encode, asked, encoding, told
 from models import checkpoint
 from models.native.executor import NativeExecutor
 from models.native.plan import Precision
-from service.engine.encoder import Encoder, Head
+from service.engine.encoder import Encoder
+from service.engine.reading import Head
 from service.request import Encode as Asked
 from service.request import Encoded, Event, Failed, Request
 

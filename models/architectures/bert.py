@@ -91,12 +91,34 @@ def distil_config(hf: Json) -> ModelConfig:
 POOLED = ((r"^pooler\.dense\.", "head.dense."), (r"^classifier\.", "head.out."))
 ROBERTA_HEAD = ((r"^classifier\.dense\.", "head.dense."), (r"^classifier\.out_proj\.", "head.out."))
 DISTIL_HEAD = ((r"^pre_classifier\.", "head.dense."), (r"^classifier\.", "head.out."))
+NEXT_SENTENCE = ((r"^pooler\.dense\.", "head.dense."), (r"^cls\.seq_relationship\.", "head.out."))
+TAGS = ((r"^classifier\.", "head.out."),)
+SPANS = ((r"^qa_outputs\.", "head.out."),)
+MASKED = (
+    (r"^cls\.predictions\.transform\.dense\.", "head.dense."),
+    (r"^cls\.predictions\.transform\.LayerNorm\.(weight|gamma)$", "head.norm.weight"),
+    (r"^cls\.predictions\.transform\.LayerNorm\.(bias|beta)$", "head.norm.bias"),
+    (r"^cls\.predictions\.(decoder\.)?(weight|bias)$", r"head.output.\2"),
+)
+ROBERTA_MASKED = (
+    (r"^lm_head\.dense\.", "head.dense."),
+    (r"^lm_head\.layer_norm\.", "head.norm."),
+    (r"^lm_head\.(decoder\.)?(weight|bias)$", r"head.output.\2"),
+)
+DISTIL_MASKED = (
+    (r"^vocab_transform\.", "head.dense."),
+    (r"^vocab_layer_norm\.", "head.norm."),
+    (r"^vocab_projector\.", "head.output."),
+)
 
 
 def _roberta_heads(name: str) -> dict[str, HeadSpec]:
     return {
         f"{name}Model": HeadSpec("embed"),
         f"{name}ForSequenceClassification": HeadSpec("classify", ROBERTA_HEAD),
+        f"{name}ForTokenClassification": HeadSpec("tag", TAGS),
+        f"{name}ForQuestionAnswering": HeadSpec("span", SPANS),
+        f"{name}ForMaskedLM": HeadSpec("fill", ROBERTA_MASKED, activation="gelu"),
     }
 
 
@@ -105,7 +127,14 @@ BERT = Family(
     prefix="bert",
     config=config,
     renames=RENAMES,
-    heads={"BertModel": HeadSpec("embed"), "BertForSequenceClassification": HeadSpec("classify", POOLED)},
+    heads={
+        "BertModel": HeadSpec("embed"),
+        "BertForSequenceClassification": HeadSpec("classify", POOLED),
+        "BertForNextSentencePrediction": HeadSpec("classify", NEXT_SENTENCE),
+        "BertForTokenClassification": HeadSpec("tag", TAGS),
+        "BertForQuestionAnswering": HeadSpec("span", SPANS),
+        "BertForMaskedLM": HeadSpec("fill", MASKED),
+    },
     drop=DROP,
 )
 ROBERTA = Family("roberta", "roberta", roberta_config, RENAMES, _roberta_heads("Roberta"), drop=DROP)
@@ -118,6 +147,9 @@ DISTILBERT = Family(
     heads={
         "DistilBertModel": HeadSpec("embed"),
         "DistilBertForSequenceClassification": HeadSpec("classify", DISTIL_HEAD, lambda _: Scoring(activation="relu")),
+        "DistilBertForTokenClassification": HeadSpec("tag", TAGS),
+        "DistilBertForQuestionAnswering": HeadSpec("span", SPANS),
+        "DistilBertForMaskedLM": HeadSpec("fill", DISTIL_MASKED),
     },
     drop=DROP,
 )

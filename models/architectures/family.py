@@ -30,11 +30,13 @@ class HeadSpec:
     """One `architectures` entry of a family: what it answers, and its weights' names (ours begin with "head.").
 
     `scoring` says how a configuration's label scores are made.
+    `activation` is the one inside a head for masked words; none: that of the network.
     """
 
-    kind: Literal["generate", "classify", "embed"]
+    kind: Literal["generate", "classify", "embed", "tag", "span", "fill"]
     renames: Renames = ()
     scoring: Callable[[Json], Scoring] = field(default=lambda _: Scoring())
+    activation: Literal["", "gelu"] = ""
 
 
 LAST = HeadSpec(

@@ -25,7 +25,7 @@ from models.errors import CheckpointError, UnsupportedError
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 
-Task = Literal["generate", "classify", "rank", "embed"]
+Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill"]
 log = getLogger(__name__)
 
 

@@ -19,7 +19,7 @@ from models.checkpoint.parts import Json, Parts, configured, read_json
 from models.checkpoint.tensors import same
 from models.config import ModelConfig
 from models.errors import CheckpointError, UnsupportedError
-from models.heads import Closing, LanguageHead, Pooler, Pooling, SequenceHead
+from models.heads import Closing, LanguageHead, MaskHead, Pooler, Pooling, SequenceHead, TokenHead
 from models.transformer import Transformer
 
 OUTPUT, TOKENS = "head.output.weight", "tokens.weight"
@@ -40,12 +40,17 @@ log = getLogger(__name__)
 
 def generating(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
     """Logits over the vocabulary; the matrix may be that of the token embedding."""
+    return language(config, is_tied(parts)), config.max_positions
+
+
+def is_tied(parts: Parts) -> bool:
+    """Whether the output matrix is that of the token embedding."""
     names = theirs(parts, (OUTPUT, TOKENS))
     tied = bool(parts.config.get("tie_word_embeddings", OUTPUT not in names))
     if len(names) == 2 and tied:
         # Both are there: as in transformers, they are one only if they hold the same.
         tied = same(parts.entries[names[OUTPUT]], parts.entries[names[TOKENS]])
-    return language(config, tied), config.max_positions
+    return tied
 
 
 def language(config: ModelConfig, tied: bool) -> Head:
@@ -106,6 +111,35 @@ def closing_of(parts: Parts, labels: int) -> Closing:
     if problem == "regression" and labels > 1:
         return "none"
     return "sigmoid" if labels == 1 or problem == "multi_label_classification" else "softmax"
+
+
+def tags(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
+    """A score per label for every token."""
+    labels = labels_of(parts)
+
+    def build(network: Transformer) -> nn.Module:
+        return TokenHead(network.config, len(labels), "softmax")
+
+    return Head("tag", build, labels), input_limit(parts.path, config)
+
+
+def spans(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
+    """How well an answer starts and ends at every token: logits; what they are worth is seen beside a whole context."""
+
+    def build(network: Transformer) -> nn.Module:
+        return TokenHead(network.config, 2, "none")
+
+    return Head("span", build), input_limit(parts.path, config)
+
+
+def fillings(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
+    """What a token may be; the matrix may be that of the token embedding."""
+    tied, activation = is_tied(parts), parts.spec.activation or config.activation
+
+    def build(network: Transformer) -> nn.Module:
+        return MaskHead(network.config, activation, network.tokens if tied else None)
+
+    return Head("fill", build, spare=(OUTPUT,) if tied else ()), input_limit(parts.path, config)
 
 
 def vector(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
@@ -197,4 +231,7 @@ HEADS: dict[str, Callable[[Parts, ModelConfig], tuple[Head, int]]] = {
     "generate": generating,
     "classify": sequence,
     "embed": vector,
+    "tag": tags,
+    "span": spans,
+    "fill": fillings,
 }

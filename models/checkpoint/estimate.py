@@ -26,10 +26,12 @@ FOUND = {"Q4_0": FORMATS["int4"], "int4": FORMATS["int4"], "Q4_1": SHIFTED}  # b
 @dataclass(frozen=True)
 class Size:
     """Numbers in a network (tied ones once), in the largest tensor that is laid out anew, and in the largest that is
-    computed as it is read (merged with an adapter, multiplied by scales); bytes of the tokenizer.  `tied`: a generator
-    whose output matrix is that of its tokens.  `bits`: see models.native.estimate."""
+    computed as it is read (merged with an adapter, multiplied by scales); bytes of the tokenizer.  `head`: numbers in
+    the head, those it shares with the network too.  `tied`: a generator whose output matrix is that of its tokens.
+    `bits`: see models.native.estimate."""
 
     parameters: int
+    head: int
     rearranged: int
     merged: int
     tokenizer: int
@@ -53,6 +55,7 @@ def size(what: Description) -> Size:
     pieces = {name: announced(what, name, each) for name, each in entries.items()}
     return Size(
         parameters=sum(numbers.values()),
+        head=sum(parameter.numel() for parameter in head.parameters()),
         rearranged=max((_scattered(piece for _, piece in each) for each in pieces.values()), default=0),
         merged=max(map(_merged, entries.values()), default=0),
         tokenizer=what.tokenizer.vocab_size * TOKEN,

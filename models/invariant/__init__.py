@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from models.attention import Attention
 from models.errors import InvarianceError
-from models.heads import LanguageHead
+from models.heads import LanguageHead, MaskHead
 from models.invariant.attention import prove_attention
 from models.invariant.kernel import prove_kernel
 from models.invariant.linear import InvariantActivation, InvariantLinear, lay_by_input, prove_rows, proven_sizes
@@ -40,6 +40,7 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
             "scores of distances' vectors are products whose bits are not held here; serve it without"
         )
     _exchange_linears(network, head, breathe=breathe)
+    _exchange_activation(head)
     weight, config = network.tokens.weight, network.config
     mix = prove_attention(config.head_width, config.heads // config.kv_heads, weight.device)
     for module in network.modules():
@@ -61,6 +62,12 @@ def make_head_invariant(head: nn.Module) -> None:
     """The same of a head alone, over states that do not depend on the batch."""
     if not isinstance(head, LanguageHead):
         _exchange_linears(head)
+        _exchange_activation(head)
+
+
+def _exchange_activation(head: nn.Module) -> None:
+    if isinstance(head, MaskHead):
+        head.activation = InvariantActivation(head.activation)
 
 
 def _exchange_linears(*modules: nn.Module, breathe: Callable[[], None] = lambda: None) -> None:

@@ -203,6 +203,12 @@ def model_type(model: Model) -> dict[str, Any]:
             return {"embedding": {"width": model.width}}
         case "generate":
             return {"generator": {}}
+        case "tag":
+            return {"token_classifier": labels}
+        case "span":
+            return {"question_answerer": {}}
+        case "fill":
+            return {"mask_filler": {}}
 
 
 def write_error(error: PolyheadError) -> dict[str, Any]:

@@ -5,34 +5,19 @@ dense layers compute no padding, and a step is filled by tokens, in the order of
 arrival); sorted by length within the step, so that neighbours in attention are alike.
 """
 
-from collections import defaultdict
 from collections.abc import Callable
+from itertools import accumulate, pairwise
 from time import perf_counter
-from typing import Protocol
 
 import torch
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from models.executor import Executor, Rows
 from service.engine.queue import Deadlines, Queue
+from service.engine.reading import Answers, Head, read
 from service.engine.trials import Trials
 from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket, too_late
 from service.errors import BadRequest, StepFailed
-from service.request import Done, Encode, Encoded, Failed, Request, Task
-
-
-class Head(Protocol):
-    """What is made of the states: see models.heads."""
-
-    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
-        """The rows it reads of N texts, `starts` [N + 1], and where each text starts among those rows."""
-
-    def __call__(self, states: Tensor, starts: list[int]) -> Tensor:
-        """[M, W] states of those rows to [N, C]."""
-
-    def close(self, raw: Tensor) -> Tensor:
-        """[N, C] to probabilities, or to unit length."""
+from service.request import Done, Encode, Failed, Request, Task
 
 
 class Encoder:
@@ -58,6 +43,10 @@ class Encoder:
             raise BadRequest("the text has no tokens", param="input")
         if request.segments and len(request.segments) != len(request.tokens):
             raise BadRequest(f"{len(request.segments)} segments for {len(request.tokens)} tokens", param="input")
+        if request.rows and (request.rows[-1] >= len(request.tokens) or not ascending((-1, *request.rows))):
+            raise BadRequest(f"rows are to be of the {len(request.tokens)} tokens, in their order", param="input")
+        if request.top_k < 1:
+            raise BadRequest(f"top_k: at least 1, got {request.top_k}", param="top_k")
 
     def submit(self, ticket: Ticket) -> None:
         request = ticket.request
@@ -84,14 +73,13 @@ class Encoder:
 
     def step(self) -> Step:
         self._batch = batch = self._next_batch()
-        rows = lay_out([self._asked[ticket] for ticket in batch])
-        wanted, starts = self._head.wanted(rows.starts)
-        rows.wanted.extend(wanted)
+        requests = [self._asked[ticket] for ticket in batch]
+        rows, starts = self._rows(requests)
         began = perf_counter()
         with torch.inference_mode():
             states = self._executor.step(rows)  # [M, W]
             computed = perf_counter()
-            values = self._read(states, starts)
+            read_out = read(self.task, self._head, states, starts, requests)
         ended = perf_counter()
         report = StepReport(
             model=self.model,
@@ -105,7 +93,7 @@ class Encoder:
             waiting=len(self._waiting),
             queue_s=[began - ticket.submitted for ticket in batch],
         )
-        answers = self._answers(values)
+        answers = self._answers(read_out)
         self._batch = []  # a ticket leads back to its worker, and whoever drops that wants the memory at once
         return Step(answers, report)
 
@@ -117,9 +105,7 @@ class Encoder:
         return [(ticket, Failed(error)) for ticket in guilty]
 
     def prove(self) -> None:
-        rows = lay_out([Encode("proof", (0,))])
-        wanted, starts = self._head.wanted(rows.starts)
-        rows.wanted.extend(wanted)
+        rows, starts = self._rows([Encode("proof", (0,))])
         with torch.inference_mode():
             scores = self._head(self._executor.step(rows), starts)
         if not scores.isfinite().all():
@@ -156,38 +142,33 @@ class Encoder:
             batch.append(ticket)
         return sorted(batch, key=lambda ticket: len(self._asked[ticket].tokens))
 
+    def _rows(self, requests: list[Encode]) -> tuple[Rows, list[int]]:
+        """The texts laid out, and where each starts among the rows that the head wants of those it is to read."""
+        rows = lay_out(requests)
+        if not any(request.rows for request in requests):
+            wanted, starts = self._head.wanted(rows.starts)
+            rows.wanted.extend(wanted)
+            return rows, starts
+        texts = list(zip(requests, rows.starts, strict=False))
+        read = [start + row for request, start in texts for row in request.rows or range(len(request.tokens))]
+        counts = (len(request.rows or request.tokens) for request in requests)
+        wanted, starts = self._head.wanted(list(accumulate(counts, initial=0)))
+        rows.wanted.extend(read[index] for index in wanted)
+        return rows, starts
+
     def _remove(self, ticket: Ticket) -> None:
         del self._asked[ticket]
         self._deadlines.remove(ticket)
         if ticket in self._waiting:
             self._waiting.remove(ticket)
 
-    def _read(self, states: Tensor, starts: list[int]) -> list[list[float]]:
-        """What each text of the batch is answered; empty where it would not be finite."""
-        scores = self._head(states, starts)  # [N, C]
-        whole = scores.isfinite().all(dim=1).tolist()
-        groups: defaultdict[tuple[bool, bool, int], list[int]] = defaultdict(list)
-        for index, ticket in enumerate(self._batch):
-            request = self._asked[ticket]
-            if whole[index]:
-                groups[request.raw, request.unit, request.dimensions].append(index)
-        values: list[list[float]] = [[]] * len(whole)
-        for (raw, unit, dimensions), members in groups.items():
-            some = scores if len(members) == len(whole) else scores[torch.tensor(members, device=scores.device)]
-            some = some[:, :dimensions] if dimensions else some
-            closed = some if raw else self._head.close(some)
-            closed = normalize(closed, dim=-1) if unit else closed
-            for index, value in zip(members, closed.tolist(), strict=True):
-                values[index] = value
-        return values
-
-    def _answers(self, values: list[list[float]]) -> list[Answer]:
+    def _answers(self, read_out: Answers) -> list[Answer]:
         answers: list[Answer] = []
-        for ticket, value in zip(self._batch, values, strict=True):
+        for ticket, event in zip(self._batch, read_out, strict=True):
             tokens = len(self._asked[ticket].tokens)
             self._remove(ticket)
-            if value:
-                answers.append((ticket, Encoded(value)))
+            if event is not None:
+                answers.append((ticket, event))
                 answers.append((ticket, Done("encoded", tokens)))
             else:
                 error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
@@ -208,3 +189,7 @@ def lay_out(requests: list[Encode]) -> Rows:
     if any(request.segments for request in requests):
         segments = [segment for request in requests for segment in request.segments or (0,) * len(request.tokens)]
     return Rows(tokens, positions, starts, [[]] * len(requests), [], segments)
+
+
+def ascending(numbers: tuple[int, ...]) -> bool:
+    return all(a < b for a, b in pairwise(numbers))
