@@ -132,13 +132,13 @@ def difference(one: list[Event], other: list[Event]) -> float:
     return worst
 
 
-def numbers(event: Event) -> list[float]:
+def numbers(event: Event) -> Sequence[float]:
     """What an encoder's answer says."""
     match event:
         case Encoded(values):
             return values
         case Table(scores):
-            return scores.cast("B").cast("f").tolist()
+            return scores.cast("B").cast("f")
         case Filled(candidates):
             return [score for row in candidates for _, score in row]
         case _:

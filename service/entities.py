@@ -126,7 +126,7 @@ def kind(label: str) -> str:
 
 def group_of(tokenizer: Tokenizer, members: Sequence[Entity]) -> Entity:
     score = sum(member.score for member in members) / len(members)
-    name = members[0].label.partition("-")[2] or members[0].label
+    name = members[0].label.split("-", 1)[-1]
     word = tokenizer.joined([member.word for member in members])
     return Entity(name, score, word, members[0].start, members[-1].end)
 

@@ -12,6 +12,7 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
     BertModel,
+    DistilBertConfig,
     LlamaConfig,
     LlamaForCausalLM,
     PreTrainedModel,
@@ -33,6 +34,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 LABELS = ("negative", "neutral", "positive")
+ENTITIES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
 POSITIONS = 256  # context of the generator, input limit of the encoders
 
 
@@ -82,6 +84,32 @@ def word_piece(size: int = 300) -> PreTrainedTokenizerFast:
         mask_token="[MASK]",
         model_max_length=POSITIONS,
         model_input_names=["input_ids", "token_type_ids", "attention_mask"],
+    )
+
+
+def roberta_bpe(size: int = 384) -> PreTrainedTokenizerFast:
+    """A byte-level BPE as RoBERTa's, with <s> a </s></s> b </s> around a pair."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=["<s>", "<pad>", "</s>", "<unk>", "<mask>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(CORPUS, trainer)
+    tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        cls_token="<s>",
+        eos_token="</s>",
+        sep_token="</s>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        mask_token="<mask>",
+        model_max_length=POSITIONS,
     )
 
 
@@ -142,6 +170,31 @@ def embedder(folder: Path, *, seed: int = 3) -> Path:
     pooling = {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
     write_json(folder / "1_Pooling" / "config.json", pooling)
     return folder
+
+
+def encoder(folder: Path, kind: type[PreTrainedModel], *, labels: tuple[str, ...] = ENTITIES, seed: int = 4) -> Path:
+    """A BERT, DistilBERT, RoBERTa or XLM-R with the head that `kind` has; those with labels have `labels`."""
+    plain = kind.config_class in (BertConfig, DistilBertConfig)
+    tokenizer = word_piece() if plain else roberta_bpe()
+    sizes = {"num_attention_heads": 4, "num_hidden_layers": 2, "hidden_size": 32, "vocab_size": len(tokenizer)}
+    if kind.config_class is not DistilBertConfig:
+        sizes |= {"intermediate_size": 64, "type_vocab_size": 2 if plain else 1}
+    config = kind.config_class(
+        **sizes,
+        max_position_embeddings=POSITIONS + (0 if plain else 2),
+        pad_token_id=tokenizer.pad_token_id,
+        **({"hidden_dim": 64} if kind.config_class is DistilBertConfig else {}),
+    )
+    if "TokenClassification" in kind.__name__:
+        config.id2label = dict(enumerate(labels))
+        config.label2id = {label: index for index, label in enumerate(labels)}
+    torch.manual_seed(seed)
+    model = kind(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    return save(model, tokenizer, folder)
 
 
 def bert_config(tokenizer: PreTrainedTokenizerFast) -> BertConfig:

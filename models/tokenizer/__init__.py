@@ -61,15 +61,30 @@ class Encoding:
         """[T]"""
         return list(self._encoded.tokens)
 
+    @cached_property
+    def words(self) -> list[int | None]:
+        """[T], which of its text's words a token is of, as they were cut before the vocabulary was asked."""
+        return list(self._encoded.word_ids)
+
+    @cached_property
+    def texts(self) -> list[int | None]:
+        """[T], which of a pair's texts a token is of; None for those that the model wants round them."""
+        return list(self._encoded.sequence_ids)
+
 
 class Tokenizer:
-    """A checkpoint's vocabulary.  `bos_id`, `eos_id`, `pad_id` are None where it has no such token."""
+    """A checkpoint's vocabulary.  `bos_id` and the ids of other roles are None where it has no such token.
+
+    `marks_words`: a piece says itself whether it goes on with a word ("##ing").
+    """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._backend = vocabulary.backend
         self._spelling = Spelling(self._backend)
         self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos
         self.bos_id, self.eos_id, self.pad_id = map(self.find, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
+        self.unk_id, self.mask_id = map(self.find, (vocabulary.unk, vocabulary.mask))
+        self.marks_words = bool(getattr(self._backend.model, "continuing_subword_prefix", None))
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @classmethod
@@ -118,6 +133,11 @@ class Tokenizer:
     def piece_bytes(self, id: int) -> bytes:
         """The bytes a token adds to a text that has begun; none for an id that names no token."""
         return self._spelling.spell(id)
+
+    def joined(self, pieces: Sequence[str]) -> str:
+        """The text of tokens as they are spelled in the vocabulary, which may be of none."""
+        decoder = self._backend.decoder
+        return " ".join(pieces) if decoder is None else str(decoder.decode(list(pieces)))
 
     def find(self, piece: str) -> int | None:
         """The id of the token spelled so in the vocabulary, if there is one."""

@@ -83,8 +83,8 @@ def read(folder: Path) -> Vocabulary:
     else:
         raise _nothing(folder)
     present = {role: piece for role in _ROLES if backend.token_to_id(piece := settings.piece(role)) is not None}
-    bos, eos, pad = (present.get(role, "") for role in ("bos_token", "eos_token", "pad_token"))
-    return Vocabulary(backend=backend, bos=bos, eos=eos, pad=pad)
+    named = {name: present.get(f"{name}_token", "") for name in ("bos", "eos", "pad", "unk", "mask")}
+    return Vocabulary(backend=backend, **named)
 
 
 def _nothing(folder: Path) -> CheckpointError:

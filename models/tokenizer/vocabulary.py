@@ -18,12 +18,15 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """An encoder and the pieces that begin, end and pad a sequence (empty: the checkpoint names none)."""
+    """An encoder, and the pieces that begin, end and pad a sequence, and stand for what is unknown, and for what is
+    hidden (empty: the checkpoint names none)."""
 
     backend: Tokenizer
     bos: str = ""
     eos: str = ""
     pad: str = ""
+    unk: str = ""
+    mask: str = ""
 
 
 @dataclass(frozen=True)

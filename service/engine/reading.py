@@ -84,9 +84,8 @@ def table(scores: Tensor) -> Table:
 
 def fillings(head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:
     """The likeliest words for each token: a few of a row as wide as the vocabulary, of which few exist at a time."""
-    asked = [
-        request for request, (start, end) in zip(requests, pairwise(starts), strict=True) for _ in range(start, end)
-    ]
+    counts = (end - start for start, end in pairwise(starts))
+    asked = [request for request, count in zip(requests, counts, strict=True) for _ in range(count)]
     found: list[Candidates] = []
     for first in range(0, len(states), PIECE):
         some = states[first : first + PIECE]
