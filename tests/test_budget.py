@@ -143,8 +143,9 @@ def test_what_is_predicted_is_what_is_taken(request: pytest.FixtureRequest, kind
     predicted = Budget(1 << 50, known).plan(model)
     warm = "tiny_generator" if kind == "generator" else "tiny_classifier"
     seen = grown(request.getfixturevalue(warm), source, given)
-    assert seen["peak"] == pytest.approx(predicted.total / MIB, rel=0.2), predicted
-    assert seen["loading"] <= (predicted.weights + predicted.loading) / MIB * 1.2
+    assert max(seen["peak"], seen["loading"]) == pytest.approx(predicted.total / MIB, rel=0.2), (predicted, seen)
+    warmed = predicted.total if kind == "filler" else predicted.weights + predicted.loading  # one piece is as any other
+    assert seen["loading"] <= warmed / MIB * 1.2
     assert seen["gone"] < 0.1 * seen["peak"] + 4
 
 

@@ -10,7 +10,7 @@ import transformers as tf
 
 from models.architectures import FAMILIES, rename
 from models.executor import Rows
-from models.heads import LanguageHead, Pooler, Pooling, Scoring, SequenceHead
+from models.heads import LanguageHead, MaskHead, Pooler, Pooling, Scoring, SequenceHead, TokenHead
 from models.ragged import Ragged
 from models.torch_executor import TorchExecutor
 from models.transformer import Transformer
@@ -222,19 +222,29 @@ def test_wanted_rows_alone_have_the_same_states(name: str) -> None:
     "head",
     [
         *(SequenceHead(CONFIG, 3, Scoring(kind), "softmax") for kind in ("cls", "mean", "last")),
+        TokenHead(CONFIG, 3, "softmax"),
+        MaskHead(CONFIG, "gelu"),
         *(Pooler(kind, True) for kind in get_args(Pooling)),
     ],
 )
 @torch.no_grad()
-def test_a_head_answers_the_same_from_the_rows_it_wants(head: SequenceHead | Pooler) -> None:
+def test_a_head_answers_the_same_from_the_rows_it_wants(head: Any) -> None:
     states, starts = torch.randn(10, CONFIG.width), [0, 4, 5, 10]
     rows, narrowed = head.wanted(starts)
     assert torch.equal(head(states[rows], narrowed), head(states, starts))
 
 
-@pytest.mark.parametrize("head", [SequenceHead(CONFIG, 3, Scoring(), "softmax"), Pooler("mean", True)])
+@pytest.mark.parametrize(
+    "head",
+    [
+        SequenceHead(CONFIG, 3, Scoring(), "softmax"),
+        TokenHead(CONFIG, 3, "softmax"),
+        MaskHead(CONFIG, "gelu"),
+        Pooler("mean", True),
+    ],
+)
 @torch.no_grad()
-def test_heads_in_half_precision(head: SequenceHead | Pooler) -> None:
+def test_heads_in_half_precision(head: Any) -> None:
     """The executor's states are float32 whatever the network's precision is."""
     states = torch.randn(4, CONFIG.width)
     rows, starts = head.wanted([0, 3, 4])

@@ -41,10 +41,14 @@ def read(task: Task, head: Head, states: Tensor, starts: list[int], requests: Se
 
 
 def reading_bytes(task: Task, rows: int, columns: int) -> int:
-    """At most alive while `rows` are read that have `columns` scores each: them, them closed, and one copy more."""
-    if task not in READINGS:
-        return 0  # a row a text, as wide as a state at most, or a handful of labels
-    return 3 * FLOAT * columns * (min(rows, PIECE) if task == "fill" else rows)
+    """At most alive while `rows` are read that have `columns` scores each, and until the answers are fetched."""
+    match task:
+        case "tag" | "span":
+            return 2 * FLOAT * columns * rows  # scores and answers
+        case "fill":
+            return 3 * FLOAT * columns * min(rows, PIECE)  # logits, those of a group, closed
+        case _:
+            return 0  # a row a text, as wide as a state at most, or a handful of labels
 
 
 def vectors(head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:
@@ -67,14 +71,14 @@ def vectors(head: Head, states: Tensor, starts: list[int], requests: Sequence[En
 
 
 def tables(head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:
-    """A row of scores for each token."""
-    scores = head(states, starts)  # [M, C]
-    closed = scores if all(request.raw for request in requests) else head.close(scores).cpu()
-    whole, scores = scores.isfinite().all(dim=1).cpu(), scores.cpu()
-    return [
-        table((scores if request.raw else closed)[start:end]) if whole[start:end].all() else None
-        for request, (start, end) in zip(requests, pairwise(starts), strict=True)
-    ]
+    """A row of scores for each token.  Closed text by text, so that no more is alive than they and the answers."""
+    scores = head(states, starts).cpu()  # [M, C]
+    answers: list[Table | None] = []
+    for request, (start, end) in zip(requests, pairwise(starts), strict=True):
+        mine = scores[start:end]
+        whole = bool(mine.isfinite().all())
+        answers.append(table(mine if request.raw else head.close(mine)) if whole else None)
+    return answers
 
 
 def table(scores: Tensor) -> Table:
