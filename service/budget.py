@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
-import torch
-
 from models.checkpoint.description import Description
 from models.checkpoint.estimate import Size, size
 from models.checkpoint.precision import Suited, suited
 from models.config import ModelConfig
+from models.invariant.linear import proving_bytes
 from models.native import estimate as native
 from models.native.plan import Precision
 from models.workspace import Largest, block_bytes, forward_bytes, gathered_bytes, proof_bytes, recorded_bytes
@@ -163,10 +162,10 @@ def native_parts(model: Sized, place: Place, largest: Largest) -> Parts:
 
 
 def part_of_head(model: Sized) -> int:
-    """Beside the numbers of a head as wide as the vocabulary, while it is proven: those of the tokens, as read."""
-    if model.task != "fill":
-        return 0
-    return model.config.vocab_size * model.config.width * FLOAT + proof_bytes(model.config, torch.float32, True)
+    """Beside its numbers, while it is proven; where it shares those of the tokens, they are there as read, too."""
+    width = model.config.width
+    shared = model.config.vocab_size * width * FLOAT if model.task == "fill" else 0
+    return shared + proving_bytes(width, max(model.columns, width))
 
 
 def read_bytes(model: Sized, largest: Largest) -> int:

@@ -76,7 +76,7 @@ def proven_sizes(linear: nn.Linear) -> tuple[int, ...]:
     in nearly every element.  With ordinary numbers, half precision would round nearly all of it away.
     InvarianceError where a row's bits depend on its place in a tile, or on its neighbours.
     """
-    most = MOST_WIDE if linear.out_features > WIDE else LARGEST
+    most = tried(linear.out_features)
     x, weight = cancelling(most + TILE, linear.weight)
 
     def made(rows: Tensor) -> Tensor:
@@ -92,6 +92,16 @@ def proven_sizes(linear: nn.Linear) -> tuple[int, ...]:
         )
     shifted = reference[1:]  # so that no row stands where it stood in its tile
     return agreeing((size for size in ROWS if size <= most), shifted, lambda size: made(x[1 : size + 1]))
+
+
+def tried(outputs: int) -> int:
+    """Rows that are computed at once, at most."""
+    return MOST_WIDE if outputs > WIDE else LARGEST
+
+
+def proving_bytes(inputs: int, outputs: int) -> int:
+    """While a matrix is tried: another like it, and the product of all rows twice, in float32."""
+    return outputs * (inputs + 2 * (tried(outputs) + TILE)) * torch.float32.itemsize
 
 
 def cancelling(rows: int, like: Tensor) -> tuple[Tensor, Tensor]:
