@@ -79,7 +79,7 @@ class Encoder:
         with torch.inference_mode():
             states = self._executor.step(rows)  # [M, W]
             computed = perf_counter()
-            read_out = read(self.task, self._head, states, starts, requests)
+            found = read(self.task, self._head, states, starts, requests)
         ended = perf_counter()
         report = StepReport(
             model=self.model,
@@ -93,7 +93,7 @@ class Encoder:
             waiting=len(self._waiting),
             queue_s=[began - ticket.submitted for ticket in batch],
         )
-        answers = self._answers(read_out)
+        answers = self._answers(found)
         self._batch = []  # a ticket leads back to its worker, and whoever drops that wants the memory at once
         return Step(answers, report)
 
@@ -150,10 +150,10 @@ class Encoder:
             rows.wanted.extend(wanted)
             return rows, starts
         texts = list(zip(requests, rows.starts, strict=False))
-        read = [start + row for request, start in texts for row in request.rows or range(len(request.tokens))]
+        shown = [start + row for request, start in texts for row in request.rows or range(len(request.tokens))]
         counts = (len(request.rows or request.tokens) for request in requests)
         wanted, starts = self._head.wanted(list(accumulate(counts, initial=0)))
-        rows.wanted.extend(read[index] for index in wanted)
+        rows.wanted.extend(shown[index] for index in wanted)
         return rows, starts
 
     def _remove(self, ticket: Ticket) -> None:
@@ -162,9 +162,9 @@ class Encoder:
         if ticket in self._waiting:
             self._waiting.remove(ticket)
 
-    def _answers(self, read_out: Answers) -> list[Answer]:
+    def _answers(self, found: Answers) -> list[Answer]:
         answers: list[Answer] = []
-        for ticket, event in zip(self._batch, read_out, strict=True):
+        for ticket, event in zip(self._batch, found, strict=True):
             tokens = len(self._asked[ticket].tokens)
             self._remove(ticket)
             if event is not None:
