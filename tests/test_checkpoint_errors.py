@@ -23,8 +23,8 @@ from models.errors import CheckpointError, ModelError, UnsupportedError
         ({"model_type": "t5"}, r"'t5' is not known; known are bert, .*llama"),
         ({"model_type": None}, "model_type None is not known"),
         (
-            {"architectures": ["BertForTokenClassification"]},
-            "BertForTokenClassification.*BertForSequenceClassification",
+            {"architectures": ["BertForMultipleChoice"]},
+            "BertForMultipleChoice.*BertForSequenceClassification",
         ),
         ({"architectures": None}, "BertForSequenceClassification"),
         ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map.*run code"),
