@@ -78,7 +78,7 @@ def test_a_whole_answer_that_is_not_read_is_cut_too(server: Process) -> None:
 def test_who_reads_slowly_is_not_cut(server: Process) -> None:
     """As long as it takes something now and then."""
     cut, began = server.page.total("connections_cut_total"), time.monotonic()
-    with stuck(server, completion([PROMPT] * 4, 300, logprobs=20), SEND_BUFFER) as client:
+    with stuck(server, completion([PROMPT] * 8, 300, logprobs=20), SEND_BUFFER) as client:  # more than it can read
         client.settimeout(10)
         while time.monotonic() - began < 3 * PATIENCE:
             assert client.recv(SEND_BUFFER)
