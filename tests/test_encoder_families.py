@@ -45,7 +45,6 @@ LLAMA = dict(BERT, num_key_value_heads=2)
 GPT2 = dict(n_layer=2, n_head=4, n_embd=32, n_positions=checkpoints.POSITIONS)
 GEMMA = dict(LLAMA, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
 MODERN = dict(BERT, num_hidden_layers=4, local_attention=6)
-MODERN_REFUSAL = "its first layer attends to what no norm has gone over"
 DEBERTA = dict(
     BERT,
     relative_attention=True,
@@ -97,11 +96,11 @@ CASES: dict[str, tuple[Make, Any, str]] = {
         tf.DebertaV2ForSequenceClassification,
         "its scores have a bias by distance",
     ),
-    "modernbert": (partial(tf.ModernBertConfig, **MODERN), tf.ModernBertModel, MODERN_REFUSAL),
+    "modernbert": (partial(tf.ModernBertConfig, **MODERN), tf.ModernBertModel, ""),
     "modernbert-classifier": (
         partial(tf.ModernBertConfig, **MODERN, classifier_pooling="mean", classifier_activation="silu"),
         tf.ModernBertForSequenceClassification,
-        MODERN_REFUSAL,
+        "",
     ),
     "modernbert-biased": (
         partial(
@@ -110,7 +109,7 @@ CASES: dict[str, tuple[Make, Any, str]] = {
             **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias", "classifier_bias"), True),
         ),
         tf.ModernBertForSequenceClassification,
-        MODERN_REFUSAL,
+        "",
     ),
     "gpt2": (partial(tf.GPT2Config, **GPT2), tf.GPT2Model, ""),
     "gpt2-classifier": (partial(tf.GPT2Config, **GPT2), tf.GPT2ForSequenceClassification, ""),

@@ -90,6 +90,18 @@ ENCODERS = {
         BERT, gated_mlp=True, norm_bias=False, qkv_bias=False, output_bias=False, mlp_bias=False
     ),
     "windowed": replace(BERT, norm_order="pre", window=9, windowed=(False, True), position="rotary", segments=0),
+    "no opening norm, no biases of norms": replace(
+        BERT,
+        norm_order="pre",
+        opening_norm=False,
+        norm_bias=False,
+        position="rotary",
+        segments=0,
+        window=9,
+        windowed=(False, True),
+        window_rope_base=1000.0,
+        gated_mlp=True,
+    ),
     "relu": replace(BERT, activation="relu", heads=2, kv_heads=2, head_width=32, embedding_norm=False),
 }
 BLOCKS = 160

@@ -58,9 +58,8 @@ class Plan(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width")),
         *((name, c_int32) for name in ("causal", "order", "norm", "activation", "gated", "generates")),
-        *((name, c_int32) for name in ("block_count", "coded", "narrow_tokens", "position_offset")),
-        *((name, c_int32) for name in ("words", "unused")),
-        *((name, c_float) for name in ("eps", "score_scale", "embedding_scale", "unused_too")),
+        *((name, c_int32) for name in ("block_count", "narrow", "position_offset", "words")),
+        *((name, c_float) for name in ("eps", "score_scale", "embedding_scale", "unused")),
         ("tokens", c_void_p),
         ("positions", c_void_p),
         ("segments", c_void_p),

@@ -45,8 +45,6 @@ def unfit(config: ModelConfig) -> str:
         return "its scores have a bias by distance"
     if config.shared:
         return "its layers share their weights"
-    if not config.opening_norm:
-        return "its first layer attends to what no norm has gone over"
     return ""
 
 
@@ -158,8 +156,7 @@ def fill(pack: Packed, network: Transformer, head: LanguageHead | None, block_co
     """The whole network, one part after the other; each is `held` while it is packed."""
     plan = pack.plan
     describe(plan, network.config, head is not None, block_count)
-    plan.narrow_tokens = pack.precision != "float32"
-    plan.coded = plan.narrow_tokens
+    plan.narrow = pack.precision != "float32"
     tied = head is not None and head.output.weight is network.tokens.weight
     with held(network.tokens):
         if head is not None and tied:

@@ -29,11 +29,10 @@ struct Plan {
     int32_t width, depth, heads, kv_heads, head_width, mlp_width;
     int32_t causal, order, norm, activation, gated, generates;
     int32_t block_count;     // of the cache; 0: none, sequences come whole
-    int32_t coded;           // keys and values as codes
-    int32_t narrow_tokens;   // the table of token embeddings as bf16
+    int32_t narrow;          // keys and values as codes, the table of token embeddings as bf16
     int32_t position_offset;
-    int32_t words, unused;   // V
-    float eps, score_scale, embedding_scale, unused_too;
+    int32_t words;           // V
+    float eps, score_scale, embedding_scale, unused;
     const void* tokens;      // [V, W]; null: the rows of `head`
     const float* positions;  // [P, W], or null
     const float* segments;   // [S, W], or null
@@ -116,8 +115,8 @@ class Model {
         splits_ = (group_ + MOST_QUERIES - 1) / MOST_QUERIES;
         while (group_ % splits_) ++splits_;
         most_inputs_ = std::max({width_, attended_, hidden_});
-        key_bytes_ = p.coded ? key_bytes<Codes>(head_) : key_bytes<float>(head_);
-        value_bytes_ = p.coded ? value_bytes<Codes>(head_) : value_bytes<float>(head_);
+        key_bytes_ = p.narrow ? key_bytes<Codes>(head_) : key_bytes<float>(head_);
+        value_bytes_ = p.narrow ? value_bytes<Codes>(head_) : value_bytes<float>(head_);
         for (int l = 0; l < p.depth; ++l) {
             const float* f = p.layers[l].frequencies;
             frequencies_[l && f != frequencies_[0]] = f;
@@ -229,7 +228,7 @@ class Model {
                 open(crew, l, a, b);
             });
             team_.wait();
-            if (plan_.coded) attend<Codes>(thread, l);
+            if (plan_.narrow) attend<Codes>(thread, l);
             else attend<float>(thread, l);
             team_.wait();
         }
@@ -254,7 +253,7 @@ class Model {
         else {
             const size_t token = size_t(rows_.tokens[row]) * p.width;
             for (int i = 0; i < p.width; ++i)
-                x[i] = p.narrow_tokens ? widen(((const bf16*)p.tokens)[token + i]) : ((const float*)p.tokens)[token + i];
+                x[i] = p.narrow ? widen(((const bf16*)p.tokens)[token + i]) : ((const float*)p.tokens)[token + i];
         }
         for (int i = 0; i < p.width; ++i) x[i] *= p.embedding_scale;
         std::fill(x + p.width, x + width_, 0.f);  // a row that was no number has spoiled its padding
@@ -335,14 +334,14 @@ class Model {
         float* row = own_[crew.thread].row.get();
         const Operand x = prepared(crew, layer.qkv, b - a, true, [&](int r) {
             const float* values = x_ + size_t(a + r) * width_;
-            if (plan_.order == POST) return values;
+            if (plan_.order == POST || !layer.attention_norm.weight) return values;
             norm(layer.attention_norm, values, row);
             return (const float*)row;
         });
         product(crew, layer.qkv, x, b - a, {qkv_ + size_t(a) * projected_, projected_, STORE, 0}, &layer.output);
         const auto [from, to] = crew.share(b - a);
         for (int r = from; r < to; ++r) {
-            if (plan_.coded) place<Codes>(l, a + r);
+            if (plan_.narrow) place<Codes>(l, a + r);
             else place<float>(l, a + r);
         }
     }
@@ -458,7 +457,7 @@ class Model {
             float* query = q.floats + r * head_;
             for (int i = 0; i < d; ++i) query[i] = from[i] * scale;
             std::fill(query + d, query + head_, 0.f);
-            if (p.coded) prepare_query(q, r);
+            if (p.narrow) prepare_query(q, r);
             sight.to[r] = p.causal ? position + 1 : window ? std::min(length, position + window) : length;
             sight.from[r] = window ? std::max(0, position - window + 1) : 0;
             low = std::min(low, sight.from[r]);
