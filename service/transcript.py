@@ -5,7 +5,6 @@ certain and never taken back, so what may still be half a character or the begin
 """
 
 import asyncio
-import math
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
@@ -13,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
 from models.tokenizer import Tokenizer
-from service.errors import StepFailed
-from service.request import Done, Encode, Encoded, Event, Failed, Generate, Request, Token
+from service.request import Done, Event, Failed, Generate, Request, Token
 
 LOWEST_LOGPROB = -9999.0  # what is said for minus infinity, which JSON has no word for
 
@@ -79,14 +77,6 @@ class Piece:
     drawn: tuple[Drawn, ...] = ()
     finish: Literal["", "stop", "length"] = ""
     usage: Usage = Usage()
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """What a head says of one text."""
-
-    values: list[float]
-    usage: Usage
 
 
 class StopString:
@@ -286,29 +276,3 @@ async def whole(count: int, items: AsyncGenerator[tuple[int, Piece], None]) -> l
 def joined(parts: Sequence[Piece]) -> Piece:
     drawn = tuple(token for part in parts for token in part.drawn)
     return replace(parts[-1], text="".join(part.text for part in parts), drawn=drawn)
-
-
-async def scored(requests: Sequence[Encode], submit: Submit) -> list[Scores]:
-    """What the head says of every request, in their order.  One failing ends all with its error."""
-    sources = submit(requests)
-    try:
-        return [await scores(source) for source in sources]
-    finally:
-        for source in sources:
-            source.close()
-
-
-async def scores(source: EventSource) -> Scores:
-    values: list[float] = []
-    usage = Usage()
-    async for event in source:
-        match event:
-            case Encoded():
-                values = event.values
-            case Done():
-                usage = Usage(event.prompt_tokens)
-            case Failed():
-                raise event.error
-    if not math.isfinite(sum(values)):
-        raise StepFailed("the network answered with numbers that are not finite")
-    return Scores(values, usage)

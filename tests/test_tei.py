@@ -10,6 +10,7 @@ import pytest
 from fastapi import FastAPI
 from scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, until
 
+from service.answers import Scores
 from service.api.tei import (
     DIALECT,
     EmbedRequest,
@@ -36,7 +37,7 @@ from service.errors import (
 )
 from service.model import Model
 from service.request import Encode, Failed
-from service.transcript import Scores, Usage
+from service.transcript import Usage
 
 PREDICT = {"inputs": "a good film"}
 EMBED = {"inputs": "a good film"}

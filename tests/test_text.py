@@ -15,9 +15,11 @@ from scripted import WAIT, Source, model, spoken
 
 from models.tokenizer import Tokenizer
 from service.errors import BadRequest, EmptyInput, StepFailed, TooLong
+from service.inputs import Read, Reading, cut, shares
 from service.model import Model
-from service.request import Done, Encode, Encoded, Failed, Generate, Sampling, Token
-from service.text import Chat, Continuation, Reading, Text, cut, shares
+from service.prompts import Chat, Continuation
+from service.request import Done, Encode, Failed, Generate, Sampling, Token
+from service.text import Text
 from service.transcript import (
     LOWEST_LOGPROB,
     Piece,
@@ -27,7 +29,6 @@ from service.transcript import (
     Usage,
     continued,
     joined,
-    scored,
     whole,
 )
 
@@ -48,7 +49,8 @@ def prompts(model: Model, *given: Any, **asked: Any) -> list[Generate]:
 
 
 def inputs(model: Model, *given: Any, **asked: Any) -> list[Encode]:
-    return run(Text.inputs, model, Reading(field="inputs", inputs=given, **asked))
+    reads: list[Read] = run(Text.inputs, model, Reading(field="inputs", inputs=given, **asked))
+    return [request for read in reads for request in read.requests]
 
 
 def run(method: Any, model: Model, asked: Any, times: list[tuple[str, str, float]] | None = None) -> Any:
@@ -378,23 +380,6 @@ def test_closing_the_answers_aborts_the_requests(talker: Model, count: int) -> N
         return sources
 
     assert all(source.aborted for source in asyncio.run(leave()))
-
-
-def test_scores_in_order_and_failures(judge: Model) -> None:
-    async def ask(*scripts: Sequence[Any]) -> tuple[list[list[float]], list[Source]]:
-        sources = [Source(script) for script in scripts]
-        try:
-            answers = await scored([], lambda _: sources)
-        finally:
-            assert all(source.ended or source.aborted for source in sources)
-        return [answer.values for answer in answers], sources
-
-    one, two = ([Encoded([value]), Done("encoded", 3)] for value in (0.25, 0.5))
-    assert asyncio.run(ask(one, two))[0] == [[0.25], [0.5]]
-    with pytest.raises(StepFailed, match="broke"):
-        asyncio.run(ask(one, [Failed(StepFailed("broke"))], [WAIT]))
-    with pytest.raises(StepFailed, match="not finite"):
-        asyncio.run(ask([Encoded([float("nan")]), Done("encoded", 3)]))
 
 
 def test_absurdly_long_texts_are_not_begun(talker: Model, judge: Model) -> None:

@@ -9,7 +9,7 @@ by a chat template needs; `untrusted=True` reads it as the plain text it looks l
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import tokenizers
 
@@ -21,6 +21,7 @@ from models.tokenizer.vocabulary import Vocabulary
 __all__ = ["Encoding", "TokenStream", "Tokenizer", "well_formed"]
 
 Text = str | tuple[str, str]
+T = TypeVar("T")
 
 
 class Encoding:
@@ -30,46 +31,53 @@ class Encoding:
     runs while the library makes one; who wants to refuse such a text looks at `len` first.
     """
 
-    def __init__(self, encoded: tokenizers.Encoding) -> None:
-        self._encoded = encoded
+    def __init__(self, encoded: tokenizers.Encoding, rows: Sequence[int] | None = None) -> None:
+        self._encoded, self._rows = encoded, rows
 
     def __len__(self) -> int:
-        return len(self._encoded)
+        return len(self._encoded) if self._rows is None else len(self._rows)
+
+    def at(self, rows: Sequence[int]) -> "Encoding":
+        """Some of its tokens."""
+        return Encoding(self._encoded, rows if self._rows is None else [self._rows[row] for row in rows])
 
     @cached_property
     def ids(self) -> list[int]:
         """[T]"""
-        return list(self._encoded.ids)
+        return self._shown(self._encoded.ids)
 
     @cached_property
     def segments(self) -> list[int]:
         """[T], which tell a pair apart."""
-        return list(self._encoded.type_ids)
+        return self._shown(self._encoded.type_ids)
 
     @cached_property
     def offsets(self) -> list[tuple[int, int]]:
         """[T], the code points of the caller's text that a token covers, [from, to), of a pair's own text each."""
-        return list(self._encoded.offsets)
+        return self._shown(self._encoded.offsets)
 
     @cached_property
     def special(self) -> list[bool]:
         """[T], true for those that the model wants round the text and the text does not have."""
-        return [bool(mark) for mark in self._encoded.special_tokens_mask]
+        return [bool(mark) for mark in self._shown(self._encoded.special_tokens_mask)]
 
     @cached_property
     def pieces(self) -> list[str]:
         """[T]"""
-        return list(self._encoded.tokens)
+        return self._shown(self._encoded.tokens)
 
     @cached_property
     def words(self) -> list[int | None]:
         """[T], which of its text's words a token is of, as they were cut before the vocabulary was asked."""
-        return list(self._encoded.word_ids)
+        return self._shown(self._encoded.word_ids)
 
     @cached_property
     def texts(self) -> list[int | None]:
         """[T], which of a pair's texts a token is of; None for those that the model wants round them."""
-        return list(self._encoded.sequence_ids)
+        return self._shown(self._encoded.sequence_ids)
+
+    def _shown(self, every: list[T]) -> list[T]:
+        return every if self._rows is None else [every[row] for row in self._rows]
 
 
 class Tokenizer:

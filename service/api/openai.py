@@ -35,10 +35,11 @@ from service.api.openai_write import (
     write_model,
     write_models,
 )
+from service.api.reading import scores
 from service.api.stream import EventStream, JsonResponse, answer, events
+from service.prompts import Continuation
 from service.request import Task
-from service.text import Continuation
-from service.transcript import Piece, Usage, continued, scored, whole
+from service.transcript import Piece, Usage, continued, whole
 
 DONE = b"data: [DONE]\n\n"
 Answers = AsyncGenerator[tuple[int, Piece], None]
@@ -115,11 +116,8 @@ async def embeddings(request: Request) -> Response:
 
 
 async def embed(request: Request, wire: EmbeddingRequest) -> Response:
-    here = server(request)
-    model = about(request, here.registry.resolve(wire.model, ["embed"]))
-    asked, call = read_embedding(wire), f"embd-{uuid.uuid4().hex}"
-    requests = await here.text.inputs(model, asked, call, terms(request, wire))
-    vectors = await scored(requests, submitter(request, model))
+    model = about(request, server(request).registry.resolve(wire.model, ["embed"]))
+    vectors = await scores(request, wire, model, read_embedding(wire))
     return JsonResponse(write_embeddings(wire.model, wire.encoding_format, vectors))
 
 

@@ -12,8 +12,9 @@ from pydantic_core import PydanticCustomError
 
 from service.api.dialect import Count, TextsOrIds, TokenId, Wire, Work, at_most, between, described, several
 from service.errors import BadRequest
+from service.inputs import Reading
+from service.prompts import Chat, Continuation, Prompt
 from service.request import Sampling
-from service.text import Chat, Continuation, Prompt, Reading
 
 INT64 = 1 << 63
 LONGEST_STOP = 1000  # characters

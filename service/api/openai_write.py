@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from service.answers import Scores
 from service.errors import NotFound, PolyheadError
 from service.model import Model
-from service.transcript import Drawn, Piece, Scored, Scores, Usage
+from service.transcript import Drawn, Piece, Scored, Usage
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How answers leave: JSON, server-sent events, and nothing at all to a client that has gone.
+"""How answers leave: JSON, server-sent events, lines, and nothing at all to a client that has gone.
 
 Knows no dialect.  The one idea: whoever waits for an answer also listens for the connection to close, and closing what
 produces the answer (a coroutine is cancelled, a generator closed) is all that is needed to abort the request below.
@@ -59,10 +59,17 @@ def event(content: Any) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
+def line(content: Any) -> bytes:
+    return orjson.dumps(content) + b"\n"
+
+
 async def events(
-    items: AsyncGenerator[Mapping[str, Any], None], error: Callable[[PolyheadError], dict[str, Any]], last: bytes
+    items: AsyncGenerator[Mapping[str, Any], None],
+    error: Callable[[PolyheadError], Mapping[str, Any]],
+    last: bytes = b"",
+    spell: Callable[[Any], bytes] = event,
 ) -> AsyncGenerator[bytes, None]:
-    """`items` as server-sent events, then `last`.
+    """`items` as server-sent events, or spelled otherwise, then `last`.
 
     An error after the first item is said in the stream and ends it; before that it is raised, so that the response
     can still have its status.
@@ -72,11 +79,11 @@ async def events(
         try:
             async for item in items:
                 begun = True
-                yield event(item)
+                yield spell(item)
         except PolyheadError as failure:
             if not begun:
                 raise
-            yield event(error(failure))
+            yield spell(error(failure))
             return
     yield last
 
@@ -113,3 +120,9 @@ class EventStream(Response):
         async for chunk in self.chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class LineStream(EventStream):
+    """The same with a JSON value a line."""
+
+    media_type = "application/x-ndjson"

@@ -5,7 +5,6 @@ token offsets count bytes of UTF-8.
 """
 
 import asyncio
-import uuid
 from collections.abc import Collection, Mapping, Sequence
 from itertools import accumulate
 from typing import Annotated, Any, ClassVar, Literal, get_args
@@ -15,6 +14,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from models.tokenizer import Encoding
+from service.answers import Scores
 from service.api.dialect import (
     MOST_TEXTS,
     Count,
@@ -28,18 +28,16 @@ from service.api.dialect import (
     described,
     server,
     several,
-    submitter,
     takes,
-    terms,
     visit,
 )
+from service.api.reading import scores
 from service.api.stream import JsonResponse, answer
 from service.errors import EmptyInput, Expired, Overloaded, PolyheadError, StepFailed, Stopped, Unavailable
+from service.inputs import Reading
 from service.model import Model
 from service.request import Task
 from service.settings import Settings
-from service.text import Reading
-from service.transcript import Scores, scored
 from service.version import VERSION
 
 CLASSIFIERS: tuple[Task, ...] = ("classify", "rank")
@@ -245,12 +243,6 @@ def named(request: Request, tasks: Collection[Task]) -> Model:
     return about(request, registry.resolve(name, tasks) if name else registry.only(tasks))
 
 
-async def read_by(request: Request, wire: Cut, model: Model, asked: Reading) -> list[Scores]:
-    call = f"{model.task}-{uuid.uuid4().hex}"
-    requests = await server(request).text.inputs(model, asked, call, terms(request, wire))
-    return await scored(requests, submitter(request, model))
-
-
 @router.post("/predict", openapi_extra=takes(PredictRequest), summary="The labels of texts, likeliest first.")
 @router.post("/models/{name:path}/predict", openapi_extra=takes(PredictRequest), summary="The same of one model.")
 async def predict(request: Request) -> Response:
@@ -258,7 +250,7 @@ async def predict(request: Request) -> Response:
 
     async def work() -> Response:
         model = named(request, CLASSIFIERS)
-        answers = await read_by(request, wire, model, read_predict(wire))
+        answers = await scores(request, wire, model, read_predict(wire))
         return JsonResponse(write_predict(model.labels, answers, one=is_one(wire)))
 
     return await answer(request, work())
@@ -270,7 +262,7 @@ async def embed(request: Request) -> Response:
     wire = await body(request, EmbedRequest)
 
     async def work() -> Response:
-        answers = await read_by(request, wire, named(request, EMBEDDERS), read_embed(wire))
+        answers = await scores(request, wire, named(request, EMBEDDERS), read_embed(wire))
         return JsonResponse([vector.values for vector in answers])
 
     return await answer(request, work())
@@ -282,7 +274,7 @@ async def rerank(request: Request) -> Response:
     wire = await body(request, RerankRequest)
 
     async def work() -> Response:
-        answers = await read_by(request, wire, named(request, RANKERS), read_rerank(wire))
+        answers = await scores(request, wire, named(request, RANKERS), read_rerank(wire))
         return JsonResponse(write_rerank(wire, answers))
 
     return await answer(request, work())

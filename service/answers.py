@@ -1,0 +1,198 @@
+"""From what heads say to answers: the events of encoders become labels, vectors, entities, spans and words.
+
+Knows no HTTP and no engine, only a source of events that can be closed.  The one idea: however many texts a call has,
+the engine has few of them at a time, so that what others ask waits for some steps and not for the whole call.
+"""
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.entities import Entity, Tagging, entities, merged
+from service.errors import Overloaded, PolyheadError, StepFailed
+from service.inputs import Read, Reading
+from service.model import Model
+from service.request import Done, Encode, Encoded, Failed, Filled, Table
+from service.spans import Answer, Window, answers
+from service.transcript import EventSource, Submit, Usage
+
+AHEAD = 8192  # tokens of one call that the engine is given at a time: two steps, one to compute and the next
+PAUSE_S = 0.1  # until a call that was begun asks again whether there is room for the rest
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What a head says of one text: a score per label, one relevance, or a vector."""
+
+    values: list[float]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """What is found in one text, in its order."""
+
+    entities: list[Entity]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Where in a context the answer to a question stands, the likeliest first."""
+
+    answers: list[Answer]
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What may stand in a mask's place, and the text with it there."""
+
+    token: int
+    text: str
+    score: float
+    sequence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Guessed:
+    """The likeliest words for each mask of one text."""
+
+    masks: list[list[Word]]
+    usage: Usage
+
+
+Said = Encoded | Table | Filled
+Reply = Scores | Tagged | Found | Guessed
+
+
+async def replies(
+    model: Model, asked: Reading, reads: Sequence[Read | PolyheadError], submit: Submit
+) -> AsyncGenerator[Reply | PolyheadError, None]:
+    """What is answered to each of `reads`, in their order.
+
+    Submits when first asked.  What fails is raised and ends all; where the others are wanted without it, it stands in
+    the place of an answer.  Closing the generator aborts what is under way.
+    """
+    requests = [request for read in reads if isinstance(read, Read) for request in read.requests]
+    async with aclosing(under_way(requests, submit)) as sources:
+        for read in reads:
+            if isinstance(read, PolyheadError):
+                yield read
+                continue
+            outcomes = [await said(await anext(sources)) for _ in read.requests]
+            failed = [outcome for outcome in outcomes if isinstance(outcome, PolyheadError)]
+            if failed and not asked.partial:
+                raise failed[0]
+            events = [outcome for outcome in outcomes if not isinstance(outcome, PolyheadError)]
+            yield failed[0] if failed else await reply(model, asked, read, events)
+
+
+async def under_way(requests: Sequence[Encode], submit: Submit) -> AsyncGenerator[EventSource, None]:
+    """The sources of `requests`, in their order: the rest is submitted as those before are done with."""
+    waiting, begun = deque(requests), deque[tuple[int, EventSource]]()
+    first = True
+    try:
+        while waiting or begun:
+            some = next_of(waiting, AHEAD - sum(tokens for tokens, _ in begun), alone=not begun)
+            try:
+                begun += zip((len(request.tokens) for request in some), submit(some), strict=True) if some else ()
+                first = False
+            except Overloaded:
+                if first:
+                    raise
+                waiting.extendleft(reversed(some))  # it is others who hold the room
+                if not begun:
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+            yield begun[0][1]
+            begun.popleft()
+    finally:
+        for _, source in begun:
+            source.close()
+
+
+def next_of(waiting: deque[Encode], room: int, *, alone: bool) -> list[Encode]:
+    """Those taken from the head of `waiting` that fit in `room` tokens, once half of all there is is free."""
+    some: list[Encode] = []
+    if not alone and room < AHEAD // 2:
+        return some
+    while waiting and (len(waiting[0].tokens) <= room or (alone and not some)):
+        some.append(waiting.popleft())
+        room -= len(some[-1].tokens)
+    return some
+
+
+async def said(source: EventSource) -> tuple[Said, Usage] | PolyheadError:
+    """The event of a request, and what it cost; or why there is none."""
+    found: Said | None = None
+    async for event in source:
+        match event:
+            case Encoded() | Table() | Filled():
+                found = event
+            case Failed():
+                return event.error
+            case Done() if found is not None:
+                return found, Usage(event.prompt_tokens)
+    return StepFailed("the engine ended a request without an answer")
+
+
+async def reply(model: Model, asked: Reading, read: Read, events: Sequence[tuple[Said, Usage]]) -> Reply:
+    """One answer of what was said of an input's windows.  What takes long is not done on the event loop."""
+    usage = sum((cost for _, cost in events), Usage())
+    match events[0][0]:
+        case Encoded(values=values):
+            if not math.isfinite(sum(values)):
+                raise StepFailed("the network answered with numbers that are not finite")
+            return Scores(values, usage)
+        case Filled():
+            filled = [event for event, _ in events if isinstance(event, Filled)]
+            return Guessed(await asyncio.to_thread(words, model, read, filled[0]), usage)
+        case Table():
+            tables = [np.asarray(event.scores) for event, _ in events if isinstance(event, Table)]
+            if model.task == "span":
+                return Found(await asyncio.to_thread(spans, asked, read, tables), usage)
+            return Tagged(await asyncio.to_thread(tagged, model, asked, read, tables), usage)
+
+
+def tagged(model: Model, asked: Reading, read: Read, tables: Sequence[NDArray[np.float32]]) -> list[Entity]:
+    tagging = Tagging(
+        tokenizer=model.tokenizer, labels=model.labels, aggregation=asked.aggregation, ignored=asked.ignored
+    )
+    text = str(read.given)
+    found = [
+        entity
+        for part, scores in zip(read.parts, tables, strict=True)
+        for entity in entities(tagging, text, part, scores)
+    ]
+    return merged(found) if len(tables) > 1 else found
+
+
+def spans(asked: Reading, read: Read, tables: Sequence[NDArray[np.float32]]) -> list[Answer]:
+    context = read.given[1]
+    assert isinstance(context, str), "a context is text"
+    return answers(asked.asking, context, [Window(*each) for each in zip(read.parts, tables, strict=True)])
+
+
+def words(model: Model, read: Read, filled: Filled) -> list[list[Word]]:
+    """The sequence is without special tokens where one mask is filled; else it shows the masks that are left."""
+    [request] = read.requests
+    lone = len(request.rows) == 1
+    return [
+        [
+            Word(token, model.tokenizer.decode([token]), score, sequence(model, request, row, token, plain=lone))
+            for token, score in candidates
+        ]
+        for row, candidates in zip(request.rows, filled.candidates, strict=True)
+    ]
+
+
+def sequence(model: Model, request: Encode, row: int, token: int, *, plain: bool) -> str:
+    ids = (*request.tokens[:row], token, *request.tokens[row + 1 :])
+    return model.tokenizer.decode(ids, skip_special=plain)

@@ -1,0 +1,269 @@
+"""Texts to be read by an encoder: from what a dialect read to the requests that the engine takes.
+
+Knows no HTTP and no tensor.  The one idea: each input is read on its own, as one request, or as several where it is
+read in windows, so that one that cannot be read need not cost the others anything.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, TypeGuard, TypeVar
+
+from models.tokenizer import Encoding
+from service.entities import Aggregation
+from service.errors import BadRequest, EmptyInput, TooLong
+from service.limits import check_characters, known_tokens, place
+from service.model import Model
+from service.request import Encode, Task, Terms
+from service.spans import Asking
+
+MOST_WINDOWS = 1000  # of one input
+MOST_WORDS = 10_000  # told for the masks of one input
+NAMED = 5  # tokens named in a message
+LONGEST_QUOTE = 60  # characters of a word that one repeats
+BY_TOKEN: tuple[Task, ...] = ("tag", "span", "fill")  # what is answered is told of tokens
+IN_WINDOWS: tuple[Task, ...] = ("tag", "span")  # what is said of a part is true of the whole
+
+Input = str | tuple[str, str] | tuple[int, ...]
+T = TypeVar("T")
+ANY, OUTSIDE = Asking(), frozenset(("O",))
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """A long text is read in parts of `size` tokens, special ones and what is read beside it included (0: as many as
+    the model takes), of which neighbours share `overlap`."""
+
+    overlap: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """Texts to be read by an encoder, all in the same way.  `field` is the wire's name for them; `names` that of each,
+    if they are no list there.
+
+    Of what follows, each head looks at what concerns it.
+    """
+
+    field: str
+    inputs: tuple[Input, ...]
+    names: tuple[str, ...] = ()
+    partial: bool = False  # an input that cannot be read fails alone
+    truncate: Literal["", "left", "right"] = ""  # the end that may be cut off; empty: too long is an error
+    windows: Windows | None = None  # read what is too long in these
+    raw: bool = False  # as in Encode, and the next two
+    unit: bool = False
+    dimensions: int = 0
+    aggregation: Aggregation = "none"  # as in entities.Tagging, and the next one
+    ignored: frozenset[str] = OUTSIDE
+    asking: Asking = ANY
+    top_k: int = 5  # words for each mask
+    targets: tuple[str, ...] = ()  # the words to choose from; empty: all
+
+    def where(self, index: int) -> str:
+        """What messages call one of the inputs."""
+        return self.names[index] if self.names else place(self.field, index, len(self.inputs))
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """An input as requests, one for each of its windows.
+
+    `parts` are the windows' tokens, where what is answered is told of tokens.
+    """
+
+    given: Input
+    requests: tuple[Encode, ...]
+    parts: tuple[Encoding, ...] = ()
+
+
+@dataclass(frozen=True)
+class Given:
+    """Tokens that came as such."""
+
+    ids: list[int]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def segments(self) -> Sequence[int]:
+        return (0,) * len(self.ids)
+
+    @property
+    def special(self) -> Sequence[bool]:
+        return (False,) * len(self.ids)
+
+    @property
+    def texts(self) -> Sequence[int]:
+        return (0,) * len(self.ids)
+
+    def at(self, rows: Sequence[int]) -> "Given":
+        return Given([self.ids[row] for row in rows])
+
+
+Row = Encoding | Given
+
+
+def read_inputs(model: Model, asked: Reading, call: str, terms: Terms) -> list[Read | BadRequest]:
+    """What each input is, or what is wrong with it; raised, unless the others are wanted without it.
+
+    All texts are one call of the tokeniser; ids are taken as they are, special tokens included.
+    """
+    how, attempt = request_for(model, asked, terms), kept if asked.partial else raised
+    wrong = [attempt(partial(check_input, model, asked, index)) for index in range(len(asked.inputs))]
+    texts = [given for given, error in zip(asked.inputs, wrong, strict=True) if error is None and is_text(given)]
+    encoded = iter(model.tokenizer.encode_batch(texts, offsets=model.task in BY_TOKEN) if texts else ())
+    found: list[Read | BadRequest] = []
+    for index, (given, error) in enumerate(zip(asked.inputs, wrong, strict=True)):
+        if error is None:
+            row = next(encoded) if is_text(given) else Given([id for id in given if isinstance(id, int)])
+            mine = replace(how, id=f"{call}-{index}")
+            found.append(attempt(partial(read_input, model, asked, index, row, mine)))
+        else:
+            found.append(error)
+    return found
+
+
+def raised(function: Callable[[], T]) -> T | BadRequest:
+    return function()
+
+
+def kept(function: Callable[[], T]) -> T | BadRequest:
+    try:
+        return function()
+    except BadRequest as error:
+        return error
+
+
+def request_for(model: Model, asked: Reading, terms: Terms) -> Encode:
+    """What all requests of a call have in common.  BadRequest where that does not suit the model."""
+    if asked.dimensions > model.width:
+        message = f"dimensions: {model.name} has {model.width}, got {asked.dimensions}"
+        raise BadRequest(message, param="dimensions")
+    if asked.windows is not None and model.task not in IN_WINDOWS:
+        message = f"{asked.field}: {model.name} reads no windows, what it would say of each is nothing of the whole"
+        raise BadRequest(message, param=asked.field)
+    return Encode(
+        id="",
+        tokens=(),
+        raw=asked.raw or model.task == "span",  # what a span is worth is seen beside a whole context
+        unit=asked.unit,
+        dimensions=asked.dimensions,
+        top_k=asked.top_k,
+        targets=tuple(word_of(model, word, f"targets[{index}]") for index, word in enumerate(asked.targets)),
+        terms=terms,
+    )
+
+
+def word_of(model: Model, word: str, where: str) -> int:
+    """The token that is this word."""
+    found = model.tokenizer.find(word)
+    ids = [found] if found is not None else model.tokenizer.encode(word, special=False).ids
+    if len(ids) != 1:
+        pieces = ", ".join(map(model.tokenizer.piece, ids[:NAMED]))
+        message = f"{where}: {word[:LONGEST_QUOTE]!r} is no token of {model.name}, but {len(ids)}: {pieces}"
+        raise BadRequest(message, param=where)
+    return known_tokens(model, ids, where)[0]
+
+
+def check_input(model: Model, asked: Reading, index: int) -> None:
+    """Raises BadRequest for what need not be made tokens to be refused."""
+    given, where = asked.inputs[index], asked.where(index)
+    if not given or (is_text(given) and not any(given)):
+        raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
+    if model.task in BY_TOKEN and not is_text(given):
+        raise BadRequest(f"{where}: must be text, {model.name} tells where in it something is", param=where)
+    if not is_text(given):
+        known_tokens(model, [id for id in given if isinstance(id, int)], where)
+    for text in (given,) if isinstance(given, str) else given:
+        if isinstance(text, str):
+            check_characters(model, text, where)
+
+
+def is_text(given: Input) -> TypeGuard[str | tuple[str, str]]:
+    return isinstance(given, str) or isinstance(given[0], str)
+
+
+def read_input(model: Model, asked: Reading, index: int, row: Row, how: Encode) -> Read:
+    """One input's requests.  Raises TooLong, or BadRequest if it has nothing to be filled in."""
+    given, where = asked.inputs[index], asked.where(index)
+    parts = [row.at(rows) for rows in parts_of(model, asked, row, index)]
+    requests = [request_of(model, part, how) for part in parts]
+    if model.task == "fill":
+        check_masks(model, asked, requests[0], where)
+    by_token = model.task in BY_TOKEN
+    return Read(given, tuple(requests), tuple(part for part in parts if by_token and isinstance(part, Encoding)))
+
+
+def request_of(model: Model, part: Row, how: Encode) -> Encode:
+    segments = tuple(part.segments) if any(part.segments) else ()
+    return replace(how, tokens=tuple(part.ids), segments=segments, rows=masks(model, part))
+
+
+def masks(model: Model, part: Row) -> tuple[int, ...]:
+    """The rows that are to be filled in, of a model that does this."""
+    wanted = model.tokenizer.mask_id if model.task == "fill" else None
+    return tuple(row for row, id in enumerate(part.ids) if id == wanted) if wanted is not None else ()
+
+
+def check_masks(model: Model, asked: Reading, request: Encode, where: str) -> None:
+    if not request.rows:
+        mask = model.tokenizer.piece(model.tokenizer.mask_id) if model.tokenizer.mask_id is not None else ""
+        raise BadRequest(f"{where}: has no {mask or 'mask'} to be filled in", param=where)
+    if len(request.rows) * asked.top_k > MOST_WORDS:
+        message = f"{where}: {asked.top_k} words for each of {len(request.rows)} masks, at most {MOST_WORDS} are told"
+        raise BadRequest(message, param=where)
+
+
+def parts_of(model: Model, asked: Reading, row: Row, index: int) -> list[Sequence[int]]:
+    """The rows that the model reads: all, or fewer if they are too many and may be cut, or those of each window."""
+    limit = model.max_tokens
+    if asked.windows is not None:
+        limit = min(asked.windows.size or limit, limit)
+    if len(row) <= limit:
+        return [range(len(row))]
+    where, pair = asked.where(index), isinstance(asked.inputs[index], tuple)
+    if asked.windows is not None:
+        return windows(row.texts, limit, asked.windows.overlap, last=int(pair), where=where)
+    if not asked.truncate:
+        raise TooLong(f"{where}: the input has {len(row)} tokens, the model takes {limit}", param=where)
+    return [cut(row.special, limit, side=asked.truncate, pair=pair)]
+
+
+def windows(texts: Sequence[int | None], limit: int, overlap: int, *, last: int, where: str) -> list[Sequence[int]]:
+    """Parts of at most `limit` rows: all rows but those of text `last`, and of these one stretch after the other."""
+    long = [row for row, text in enumerate(texts) if text == last]
+    beside = [row for row, text in enumerate(texts) if text != last]
+    step = limit - len(beside) - overlap
+    if step < 1:
+        message = f"{where}: windows of {limit} tokens have no room beside {len(beside)} others and {overlap} shared"
+        raise BadRequest(message, param=where)
+    count = 1 + max(0, -(-(len(long) - step - overlap) // step))
+    if count > MOST_WINDOWS:
+        message = f"{where}: would be read in {count} windows, at most {MOST_WINDOWS} are read; let them share less"
+        raise BadRequest(message, param=where)
+    starts = [number * step for number in range(count)]
+    return [sorted((*beside, *long[start : start + step + overlap])) for start in starts]
+
+
+def cut(special: Sequence[bool], limit: int, *, side: Literal["left", "right"], pair: bool) -> list[int]:
+    """At most `limit` rows: special tokens stay, texts lose tokens at `side`, of a pair the longer first."""
+    content = [row for row, is_special in enumerate(special) if not is_special]
+    # the two texts of a pair have special tokens between them
+    border = next((n for n in range(1, len(content)) if content[n] != content[n - 1] + 1), len(content)) if pair else 0
+    texts = content[:border], content[border:]
+    lengths = shares(len(texts[0]), len(texts[1]), max(0, limit - (len(special) - len(content))))
+    kept = [row for row, is_special in enumerate(special) if is_special]
+    for text, length in zip(texts, lengths, strict=True):
+        kept += text[:length] if side == "right" else text[len(text) - length :]
+    return sorted(kept)
+
+
+def shares(first: int, second: int, budget: int) -> tuple[int, int]:
+    """How much of two lengths fits into `budget` when the longer gives first, and both give evenly after that."""
+    if first + second <= budget:
+        return first, second
+    shorter = min(first, second, budget // 2)
+    return (shorter, budget - shorter) if first <= second else (budget - shorter, shorter)

@@ -1,0 +1,34 @@
+"""How much of what a client sends is read at all, and the sentences that say so.
+
+Knows no HTTP and no tensor.
+"""
+
+from collections.abc import Sequence
+
+from service.errors import BadRequest, TooLong
+from service.model import Model
+
+CHARACTERS = 64  # for every token a model takes, are read at most: a longer text can hardly be short enough
+FEWEST = 1 << 16  # characters that are always read
+
+
+def place(field: str, index: int, count: int) -> str:
+    """What messages call one of `count` texts."""
+    return field if count == 1 else f"{field}[{index}]"
+
+
+def check_characters(model: Model, text: str, where: str) -> None:
+    """Turning text into tokens holds up everybody else; of an absurdly long one it is not begun."""
+    most = max(FEWEST, CHARACTERS * model.max_tokens)
+    if len(text) > most:
+        raise TooLong(
+            f"{where}: has {len(text)} characters, at most {most} are read: the model takes {model.max_tokens} tokens",
+            param=where,
+        )
+
+
+def known_tokens(model: Model, ids: Sequence[int], where: str) -> list[int]:
+    for token in (min(ids, default=0), max(ids, default=0)):
+        if not 0 <= token < model.vocab_size:
+            raise BadRequest(f"{where}: token {token} is outside the vocabulary of {model.vocab_size}", param=where)
+    return list(ids)
