@@ -68,8 +68,24 @@ class Guessed:
     usage: Usage
 
 
+@dataclass(frozen=True, slots=True)
+class States:
+    """A vector for each token of one text, [T, W]."""
+
+    rows: "memoryview[float]"
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """The words that one text is about, as (token, weight)."""
+
+    words: tuple[tuple[int, float], ...]
+    usage: Usage
+
+
 Said = Encoded | Table | Filled
-Reply = Scores | Tagged | Found | Guessed
+Reply = Scores | Tagged | Found | Guessed | States | Weighed
 
 
 async def replies(
@@ -151,6 +167,10 @@ async def reply(model: Model, asked: Reading, read: Read, events: Sequence[tuple
             if not math.isfinite(sum(values)):
                 raise StepFailed("the network answered with numbers that are not finite")
             return Scores(values, usage)
+        case Filled(candidates=[weights]) if asked.form == "words":
+            return Weighed(weights, usage)
+        case Table(scores=rows) if asked.form == "tokens":
+            return States(rows, usage)
         case Filled():
             filled = [event for event, _ in events if isinstance(event, Filled)]
             return Guessed(await asyncio.to_thread(words, model, read, filled[0]), usage)

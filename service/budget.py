@@ -32,6 +32,16 @@ MIB = 1 << 20
 FLOAT = 4
 
 
+def columns_of(what: Description) -> int:
+    match what.head.task:
+        case "fill":
+            return what.config.vocab_size
+        case "embed":
+            return what.config.width
+        case _:
+            return max(len(what.head.labels), 2)
+
+
 @dataclass(frozen=True)
 class Sized:
     """What of a model decides how much it takes, apart from the settings.  `columns`: scores that its head has for a
@@ -61,7 +71,7 @@ def sized(name: str, what: Description) -> Sized:
         name=name,
         config=what.config,
         task=cast(Task, what.head.task),
-        columns=what.config.vocab_size if what.head.task == "fill" else max(len(what.head.labels), 2),
+        columns=columns_of(what),
         context=what.max_tokens,
         size=size(what),
         suited=suited(what.entries.values()),

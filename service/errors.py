@@ -3,7 +3,9 @@
 PolyheadError
 ├── BadRequest          400  what was asked cannot be done as asked; `param` names the field
 │   ├── EmptyInput      400  there is nothing to read
-│   └── TooLong         400  more tokens than the model takes; the message names both lengths
+│   ├── TooLong         400  more tokens than the model takes; the message names both lengths
+│   ├── TooMany         400  more texts than one call may have
+│   └── WrongTask       400  the model does something else; the message says what
 ├── Unauthorized        401  no key, or not a known one
 ├── NotFound            404  no such route or model
 ├── MethodNotAllowed    405  the route exists, for another verb
@@ -45,6 +47,14 @@ class EmptyInput(BadRequest):
 
 class TooLong(BadRequest):
     code = "context_length_exceeded"
+
+
+class TooMany(BadRequest):
+    code = "too_many"
+
+
+class WrongTask(BadRequest):
+    code = "wrong_task"
 
 
 class Unauthorized(PolyheadError):

@@ -14,14 +14,14 @@ from service.entities import Aggregation
 from service.errors import BadRequest, EmptyInput, TooLong
 from service.limits import check_characters, known_tokens, place
 from service.model import Model
-from service.request import Encode, Task, Terms
+from service.request import Encode, Form, Task, Terms
 from service.spans import Asking
 
 MOST_WINDOWS = 1000  # of one input
 MOST_WORDS = 10_000  # told for the masks of one input
 NAMED = 5  # tokens named in a message
 LONGEST_QUOTE = 60  # characters of a word that one repeats
-BY_TOKEN: tuple[Task, ...] = ("tag", "span", "fill")  # what is answered is told of tokens
+BY_TOKEN: tuple[Task, ...] = ("tag", "span", "fill")
 IN_WINDOWS: tuple[Task, ...] = ("tag", "span")  # what is said of a part is true of the whole
 
 Input = str | tuple[str, str] | tuple[int, ...]
@@ -52,7 +52,8 @@ class Reading:
     partial: bool = False  # an input that cannot be read fails alone
     truncate: Literal["", "left", "right"] = ""  # the end that may be cut off; empty: too long is an error
     windows: Windows | None = None  # read what is too long in these
-    raw: bool = False  # as in Encode, and the next two
+    form: Form = ""  # as in Encode, and the next three
+    raw: bool = False
     unit: bool = False
     dimensions: int = 0
     aggregation: Aggregation = "none"  # as in entities.Tagging, and the next one
@@ -114,7 +115,7 @@ def read_inputs(model: Model, asked: Reading, call: str, terms: Terms) -> list[R
     how, attempt = request_for(model, asked, terms), kept if asked.partial else raised
     wrong = [attempt(partial(check_input, model, asked, index)) for index in range(len(asked.inputs))]
     texts = [given for given, error in zip(asked.inputs, wrong, strict=True) if error is None and is_text(given)]
-    encoded = iter(model.tokenizer.encode_batch(texts, offsets=model.task in BY_TOKEN) if texts else ())
+    encoded = iter(model.tokenizer.encode_batch(texts, offsets=by_token(model, asked)) if texts else ())
     found: list[Read | BadRequest] = []
     for index, (given, error) in enumerate(zip(asked.inputs, wrong, strict=True)):
         if error is None:
@@ -124,6 +125,11 @@ def read_inputs(model: Model, asked: Reading, call: str, terms: Terms) -> list[R
         else:
             found.append(error)
     return found
+
+
+def by_token(model: Model, asked: Reading) -> bool:
+    """Whether what is answered is told of tokens."""
+    return asked.form == "" and model.task in BY_TOKEN
 
 
 def raised(function: Callable[[], T]) -> T | BadRequest:
@@ -148,6 +154,7 @@ def request_for(model: Model, asked: Reading, terms: Terms) -> Encode:
     return Encode(
         id="",
         tokens=(),
+        form=asked.form,
         raw=asked.raw or model.task == "span",  # what a span is worth is seen beside a whole context
         unit=asked.unit,
         dimensions=asked.dimensions,
@@ -173,7 +180,7 @@ def check_input(model: Model, asked: Reading, index: int) -> None:
     given, where = asked.inputs[index], asked.where(index)
     if not given or (is_text(given) and not any(given)):
         raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
-    if model.task in BY_TOKEN and not is_text(given):
+    if by_token(model, asked) and not is_text(given):
         raise BadRequest(f"{where}: must be text, {model.name} tells where in it something is", param=where)
     if not is_text(given):
         known_tokens(model, [id for id in given if isinstance(id, int)], where)
@@ -191,21 +198,21 @@ def read_input(model: Model, asked: Reading, index: int, row: Row, how: Encode) 
     given, where = asked.inputs[index], asked.where(index)
     parts = [row.at(rows) for rows in parts_of(model, asked, row, index)]
     requests = [request_of(model, part, how) for part in parts]
-    if model.task == "fill":
+    if how.form == "" and model.task == "fill":
         check_masks(model, asked, requests[0], where)
-    by_token = model.task in BY_TOKEN
-    return Read(given, tuple(requests), tuple(part for part in parts if by_token and isinstance(part, Encoding)))
+    told = parts if by_token(model, asked) else []
+    return Read(given, tuple(requests), tuple(part for part in told if isinstance(part, Encoding)))
 
 
 def request_of(model: Model, part: Row, how: Encode) -> Encode:
     segments = tuple(part.segments) if any(part.segments) else ()
-    return replace(how, tokens=tuple(part.ids), segments=segments, rows=masks(model, part))
+    rows = masks(model, part) if how.form == "" and model.task == "fill" else ()
+    return replace(how, tokens=tuple(part.ids), segments=segments, rows=rows)
 
 
 def masks(model: Model, part: Row) -> tuple[int, ...]:
-    """The rows that are to be filled in, of a model that does this."""
-    wanted = model.tokenizer.mask_id if model.task == "fill" else None
-    return tuple(row for row, id in enumerate(part.ids) if id == wanted) if wanted is not None else ()
+    """The rows that are to be filled in."""
+    return tuple(row for row, id in enumerate(part.ids) if id == model.tokenizer.mask_id)
 
 
 def check_masks(model: Model, asked: Reading, request: Encode, where: str) -> None:

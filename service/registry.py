@@ -15,7 +15,7 @@ from models.errors import ModelError
 from service.change import Change
 from service.engine.engine import Engine, Stream
 from service.engine.worker import Worker
-from service.errors import BadRequest, Conflict, NotFound, PolyheadError, Stopped, Unavailable
+from service.errors import BadRequest, Conflict, NotFound, PolyheadError, Stopped, Unavailable, WrongTask
 from service.loader import Described, Executed, Loader, Served
 from service.model import Known, Model, State, concerning
 from service.request import Request, Task
@@ -94,7 +94,7 @@ class Registry:
         model = self._served[name].model
         if model.task not in tasks:
             fitting = ", ".join(other.name for other in self.models() if other.task in tasks) or "none here"
-            raise BadRequest(
+            raise WrongTask(
                 f"{name} can {DOES[model.task]}, it cannot {wanted(tasks)}; models that can: {fitting}", param="model"
             )
         return model

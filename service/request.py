@@ -7,6 +7,7 @@ from typing import Literal
 from service.errors import PolyheadError
 
 Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill"]
+Form = Literal["", "tokens", "words"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,11 +61,16 @@ class Encode:
 
     `rows` are the tokens whose states the head reads, ascending; empty: all.  A head that answers for each token
     answers for these.  Of what may fill such a place, the `top_k` likeliest are told, of all words or of `targets`.
+
+    `form` asks for something else of the head: "tokens" for the state of each token where it would make one vector of
+    them, "words" for the weight of each word of the vocabulary where it would fill in masks (SPLADE, Formal et al.
+    2021, arXiv:2109.10086).
     """
 
     id: str
     tokens: tuple[int, ...]
     segments: tuple[int, ...] = ()  # as long as tokens, or empty: all zero
+    form: Form = ""
     raw: bool = False
     unit: bool = False
     dimensions: int = 0

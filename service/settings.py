@@ -119,7 +119,7 @@ class Settings(BaseSettings):
         60, gt=0, le=86_400, description="Not live, to be restarted, once work has waited so long without a step."
     )
     max_body_bytes: int = Field(8 << 20, ge=1024, le=1 << 30, description="Largest body of a request.")
-    max_batch_texts: int = Field(256, ge=1, le=100_000, description="Texts in one request, at most.")
+    max_batch_texts: int = Field(16384, ge=1, le=100_000, description="Texts in one request, at most.")
     tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that turn text into tokens.")
     drain_seconds: int = Field(30, ge=0, le=3600, description="How long a stopping server finishes what it has begun.")
     api_key: SecretStr = Field(

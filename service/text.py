@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from models.errors import EncodingError, TemplateError
 from models.tokenizer import Encoding
-from service.errors import BadRequest, EmptyInput, Expired, TooLong
+from service.errors import BadRequest, EmptyInput, Expired, TooLong, TooMany
 from service.inputs import Input, Read, Reading, read_inputs
-from service.limits import FEWEST, check_characters, place
+from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
 from service.prompts import Chat, Continuation, Prompt, read_prompts
 from service.request import Generate, Task, Terms
@@ -81,6 +81,13 @@ class Text:
             work = Job("inputs", sum(map(len, texts)), deadline)
             return await self._run(model, work, lambda: read_tokens(model, texts, special=special))
 
+    async def decoded(self, model: Model, rows: Sequence[Sequence[int]], plain: bool, deadline: float) -> list[str]:
+        """The texts of tokens, `ids` to the wire; `plain` without special ones.  Raises as `prompts` does."""
+        with concerning(model):
+            self._check_count("ids", len(rows))
+            work = Job("ids", sum(map(len, rows)), deadline)
+            return await self._run(model, work, lambda: write_texts(model, rows, plain=plain))
+
     def close(self) -> None:
         for pool in (self._short, self._long):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -89,7 +96,7 @@ class Text:
         if count == 0:
             raise EmptyInput(f"{field}: must not be empty", param=field)
         if count > self._batch_limit:
-            raise BadRequest(f"{field}: at most {self._batch_limit} a call, got {count}", param=field)
+            raise TooMany(f"{field}: at most {self._batch_limit} a call, got {count}", param=field)
 
     async def _run(self, model: Model, job: Job, function: Callable[[], T]) -> T:
         """What `function` returns or raises.  At the deadline nobody waits for it any longer, though a thread may."""
@@ -129,3 +136,9 @@ def read_tokens(model: Model, texts: Sequence[str], *, special: bool) -> list[En
         if len(encoding) > most:
             raise TooLong(f"{where}: has {len(encoding)} tokens, at most {most} are listed", param=where)
     return encodings
+
+
+def write_texts(model: Model, rows: Sequence[Sequence[int]], *, plain: bool) -> list[str]:
+    for index, ids in enumerate(rows):
+        known_tokens(model, ids, place("ids", index, len(rows)))
+    return [model.tokenizer.decode(ids, skip_special=plain) for ids in rows]

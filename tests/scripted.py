@@ -14,7 +14,7 @@ from service.api.admission import Admission, Bounds
 from service.api.app import build
 from service.api.security import client_keys
 from service.api.server import Server
-from service.errors import BadRequest, NotFound
+from service.errors import BadRequest, NotFound, WrongTask
 from service.metrics import Metrics, Open
 from service.model import Model, State
 from service.request import Done, Encode, Encoded, Event, Generate, Request, Task, Token
@@ -89,7 +89,7 @@ class Registry:
         if name not in self.served:
             raise NotFound(f"no model is called {name!r}; there are: {', '.join(self.served)}", param="model")
         if self.served[name].task not in tasks:
-            raise BadRequest(f"{name} cannot do that", param="model")
+            raise WrongTask(f"{name} cannot do that", param="model")
         return self.served[name]
 
     def only(self, tasks: Collection[Task]) -> Model:

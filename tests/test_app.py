@@ -286,7 +286,7 @@ def test_requests_are_counted_by_route_not_by_path(app: FastAPI) -> None:
     call(app, "GET", "/made/up")
     call(app, "BREW", "/livez")
     page = call(app, "GET", "/metrics").text
-    assert 'route="/models/{name:path}/predict",status="400"' in page
+    assert 'route="/models/{name:path}/predict",status="424"' in page
     assert 'method="GET",route="",status="404"' in page
     assert 'method="other"' in page
     assert "BREW" not in page

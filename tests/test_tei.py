@@ -10,20 +10,17 @@ import pytest
 from fastapi import FastAPI
 from scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, until
 
-from service.answers import Scores
-from service.api.tei import (
-    DIALECT,
+from service.api.tei import DIALECT
+from service.api.tei_wire import (
     EmbedRequest,
     PredictRequest,
     RerankRequest,
     TokenizeRequest,
-    predictions,
     read_embed,
     read_predict,
     read_rerank,
-    write_error,
-    write_rerank,
 )
+from service.api.tei_write import predictions, write_error, write_rerank
 from service.errors import (
     BadRequest,
     EmptyInput,
@@ -33,11 +30,12 @@ from service.errors import (
     PolyheadError,
     StepFailed,
     TooLong,
+    TooMany,
     Unavailable,
+    WrongTask,
 )
 from service.model import Model
 from service.request import Encode, Failed
-from service.transcript import Usage
 
 PREDICT = {"inputs": "a good film"}
 EMBED = {"inputs": "a good film"}
@@ -179,8 +177,7 @@ def test_rerank(app: FastAPI, registry: Registry, models: list[Model]) -> None:
 
 
 def test_equal_scores_keep_their_order() -> None:
-    answers = [Scores([0.5], Usage()), Scores([0.75], Usage()), Scores([0.5], Usage())]
-    assert [rank["index"] for rank in write_rerank(RerankRequest.read(RERANK), answers)] == [1, 0, 2]
+    assert [rank["index"] for rank in write_rerank(RerankRequest.read(RERANK), [0.5, 0.75, 0.5])] == [1, 0, 2]
 
 
 def test_tokenize_counts_bytes(app: FastAPI, models: list[Model]) -> None:
@@ -263,8 +260,11 @@ def test_paths_of_the_dialect() -> None:
     ("error", "status", "kind"),
     [
         (BadRequest("no"), 400, "Validation"),
-        (TooLong("no"), 400, "Validation"),
-        (EmptyInput("no"), 400, "Empty"),
+        (BadRequest("no", param="inputs"), 422, "Validation"),
+        (TooLong("no", param="inputs"), 413, "Validation"),
+        (TooMany("no"), 413, "Validation"),
+        (WrongTask("no", param="model"), 424, "Backend"),
+        (EmptyInput("no", param="inputs"), 400, "Empty"),
         (NotFound("no"), 404, "Validation"),
         (Overloaded("no"), 429, "Overloaded"),
         (StepFailed("no"), 424, "Backend"),
@@ -278,28 +278,28 @@ def test_errors_in_the_shape_of_the_dialect(error: PolyheadError, status: int, k
 
 
 @pytest.mark.parametrize(
-    ("path", "wire", "said"),
+    ("status", "path", "wire", "said"),
     [
-        ("/models/judge/predict", {"inputs": "a " * 99}, "inputs: the input has 101 tokens, the model takes 64"),
-        ("/models/judge/predict", {"inputs": [["a"], ["a " * 99]]}, "inputs[1]: the input has 101 tokens"),
-        ("/models/judge/predict", {"inputs": ""}, "inputs: is empty"),
-        ("/models/judge/predict", {"inputs": []}, "inputs: must not be empty"),
-        ("/models/judge/predict", {"inputs": [["a"]] * 9}, "inputs: at most 8 a call, got 9"),
-        ("/models/judge/predict", {"inputs": "a", "foo": 1}, "foo: is not a known field"),
-        ("/models/judge/predict", b'{"inputs": "\\udc00"}', "not valid JSON"),
-        ("/models/judge/embed", EMBED, "judge cannot do that"),
-        ("/embed", {"inputs": [10**6]}, "outside the vocabulary"),
-        ("/embed", {"inputs": "a", "dimensions": 5}, "dimensions: org/vectors:v1 has 4, got 5"),
-        ("/rerank", {"query": "a", "texts": []}, "texts: must not be empty"),
-        ("/rerank", {"query": "", "texts": ["a"]}, "query: must have at least 1 character"),
-        ("/rerank", {"query": "a", "texts": "b"}, "texts: must be a list"),
-        ("/models/judge/tokenize", {"inputs": ["a", ""]}, "inputs[1]: is empty"),
-        ("/models/judge/tokenize", {"inputs": []}, "inputs: must not be empty"),
+        (413, "/models/judge/predict", {"inputs": "a " * 99}, "inputs: the input has 101 tokens, the model takes 64"),
+        (413, "/models/judge/predict", {"inputs": [["a"], ["a " * 99]]}, "inputs[1]: the input has 101 tokens"),
+        (400, "/models/judge/predict", {"inputs": ""}, "inputs: is empty"),
+        (400, "/models/judge/predict", {"inputs": []}, "inputs: must not be empty"),
+        (413, "/models/judge/predict", {"inputs": [["a"]] * 9}, "inputs: at most 8 a call, got 9"),
+        (422, "/models/judge/predict", {"inputs": "a", "foo": 1}, "foo: is not a known field"),
+        (400, "/models/judge/predict", b'{"inputs": "\\udc00"}', "not valid JSON"),
+        (424, "/models/judge/embed", EMBED, "judge cannot do that"),
+        (422, "/embed", {"inputs": [10**6]}, "outside the vocabulary"),
+        (422, "/embed", {"inputs": "a", "dimensions": 5}, "dimensions: org/vectors:v1 has 4, got 5"),
+        (400, "/rerank", {"query": "a", "texts": []}, "texts: must not be empty"),
+        (422, "/rerank", {"query": "", "texts": ["a"]}, "query: must have at least 1 character"),
+        (422, "/rerank", {"query": "a", "texts": "b"}, "texts: must be a list"),
+        (400, "/models/judge/tokenize", {"inputs": ["a", ""]}, "inputs[1]: is empty"),
+        (400, "/models/judge/tokenize", {"inputs": []}, "inputs: must not be empty"),
     ],
 )
-def test_bad_requests(registry: Registry, path: str, wire: Any, said: str) -> None:
+def test_bad_requests(registry: Registry, status: int, path: str, wire: Any, said: str) -> None:
     (response,) = ask(application(registry, max_batch_texts=8), (path, wire))
-    assert response.status_code == 400
+    assert response.status_code == status
     assert said in response.json()["error"]
     assert response.json().keys() == {"error", "error_type"}
     assert not registry.requests

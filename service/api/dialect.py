@@ -27,7 +27,8 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from service.api.body import parsed
 from service.api.visit import LONGEST, SHORTEST, Visit
-from service.errors import BadRequest, PolyheadError
+from service.errors import BadRequest, EmptyInput, PolyheadError
+from service.limits import place
 from service.model import Model
 from service.request import Request as Asked
 from service.request import Task, Terms
@@ -35,6 +36,7 @@ from service.settings import Settings
 from service.text import Text
 from service.transcript import EventSource, Submit
 
+Neutral = Mapping[str, tuple[Any, ...]]  # the values of fields at which they ask for nothing
 LONGEST_QUOTE = 60  # characters of an offending value that a message repeats
 MOST_TEXTS = 100_000  # in one call; the setting max_batch_texts is less
 MOST_IDS = 1 << 18  # of one prompt, or lists of them
@@ -111,7 +113,7 @@ class Wire(BaseModel):
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, protected_namespaces=())
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    unsupported: ClassVar[Neutral] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -240,6 +242,13 @@ def several(given: str | list[int] | list[str | list[int]]) -> tuple[str | tuple
     if ids:
         return (ids,)
     return tuple(item if isinstance(item, str) else tuple(item) for item in given if not isinstance(item, int))
+
+
+def names_of(field: str, texts: Sequence[str]) -> tuple[str, ...]:
+    """What messages call each; EmptyInput if there are none."""
+    if not texts:
+        raise EmptyInput(f"{field}: must not be empty", param=field)
+    return tuple(place(field, index, len(texts)) for index in range(len(texts)))
 
 
 def is_among(value: Any, neutral: Sequence[Any]) -> bool:

@@ -30,13 +30,13 @@ R = TypeVar("R")
 class Writing:
     """How a dialect writes: `one` text's answer, `whole` the list of them, and an `error`."""
 
-    one: Callable[[int, Any], Any]  # index, Reply
+    one: Callable[[Any], Any]  # of its kind of Reply
     error: Callable[[PolyheadError], Mapping[str, Any]]
     whole: Callable[[list[Any]], Any] = lambda items: items
 
     def item(self, index: int, reply: Reply | PolyheadError) -> Any:
         """In a list that may have errors in it, each says where it is."""
-        return {"index": index, **self.error(reply)} if isinstance(reply, PolyheadError) else self.one(index, reply)
+        return {"index": index, **self.error(reply)} if isinstance(reply, PolyheadError) else self.one(reply)
 
     def line(self, index: int, reply: Reply | PolyheadError) -> Mapping[str, Any]:
         written: Mapping[str, Any] = self.item(index, reply)

@@ -5,19 +5,39 @@ dense layers compute no padding, and a step is filled by tokens, in the order of
 arrival); sorted by length within the step, so that neighbours in attention are alike.
 """
 
-from collections.abc import Callable
-from itertools import accumulate, pairwise
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
 from time import perf_counter
 
 import torch
+from torch import Tensor
 
 from models.executor import Executor, Rows
 from service.engine.queue import Deadlines, Queue
-from service.engine.reading import Answers, Head, read
+from service.engine.reading import EACH, Answers, Head, read
 from service.engine.trials import Trials
 from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket, too_late
 from service.errors import BadRequest, StepFailed
-from service.request import Done, Encode, Failed, Request, Task
+from service.request import Done, Encode, Failed, Form, Request, Task
+
+FORMS: dict[Form, Task] = {"tokens": "embed", "words": "fill"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Texts of one step that one head reads in one way, from the row `first` of those that are wanted."""
+
+    reading: Task | Form
+    head: Head
+    requests: list[Encode]
+    starts: list[int]
+    first: int
+
+    def read(self, states: Tensor) -> Answers:
+        """What each is answered, of the step's states [M, W]."""
+        return read(self.reading, self.head, states[self.first :][: self.starts[-1]], self.starts, self.requests)
 
 
 class Encoder:
@@ -45,6 +65,8 @@ class Encoder:
             raise BadRequest(f"{len(request.segments)} segments for {len(request.tokens)} tokens", param="input")
         if request.rows and (request.rows[-1] >= len(request.tokens) or not ascending((-1, *request.rows))):
             raise BadRequest(f"rows are to be of the {len(request.tokens)} tokens, in their order", param="input")
+        if request.form and FORMS[request.form] != self.task:
+            raise BadRequest(f"a model that can {self.task} has no {request.form} to tell", param="input")
         if request.top_k < 1:
             raise BadRequest(f"top_k: at least 1, got {request.top_k}", param="top_k")
 
@@ -73,13 +95,12 @@ class Encoder:
 
     def step(self) -> Step:
         self._batch = batch = self._next_batch()
-        requests = [self._asked[ticket] for ticket in batch]
-        rows, starts = self._rows(requests)
+        rows, groups = self._rows([self._asked[ticket] for ticket in batch])
         began = perf_counter()
         with torch.inference_mode():
             states = self._executor.step(rows)  # [M, W]
             computed = perf_counter()
-            found = read(self.task, self._head, states, starts, requests)
+            found = [event for group in groups for event in group.read(states)]
         ended = perf_counter()
         report = StepReport(
             model=self.model,
@@ -105,9 +126,9 @@ class Encoder:
         return [(ticket, Failed(error)) for ticket in guilty]
 
     def prove(self) -> None:
-        rows, starts = self._rows([Encode("proof", (0,))])
+        rows, [group] = self._rows([Encode("proof", (0,))])
         with torch.inference_mode():
-            scores = self._head(self._executor.step(rows), starts)
+            scores = self._head(self._executor.step(rows), group.starts)
         if not scores.isfinite().all():
             raise StepFailed("the answer to token 0 is not finite")
 
@@ -140,21 +161,20 @@ class Encoder:
             self._waiting.charge(self._asked[ticket].terms.owner, tokens)
             room -= tokens
             batch.append(ticket)
-        return sorted(batch, key=lambda ticket: len(self._asked[ticket].tokens))
+        return sorted(batch, key=lambda ticket: (self._asked[ticket].form, len(self._asked[ticket].tokens)))
 
-    def _rows(self, requests: list[Encode]) -> tuple[Rows, list[int]]:
-        """The texts laid out, and where each starts among the rows that the head wants of those it is to read."""
-        rows = lay_out(requests)
-        if not any(request.rows for request in requests):
-            wanted, starts = self._head.wanted(rows.starts)
-            rows.wanted.extend(wanted)
-            return rows, starts
-        texts = list(zip(requests, rows.starts, strict=False))
-        shown = [start + row for request, start in texts for row in request.rows or range(len(request.tokens))]
-        counts = (len(request.rows or request.tokens) for request in requests)
-        wanted, starts = self._head.wanted(list(accumulate(counts, initial=0)))
-        rows.wanted.extend(shown[index] for index in wanted)
-        return rows, starts
+    def _rows(self, requests: list[Encode]) -> tuple[Rows, list[Group]]:
+        """The texts laid out, and who reads which of the rows that are wanted: neighbours that ask for one form."""
+        rows, groups, first = lay_out(requests), list[Group](), 0
+        for form, alike in groupby(requests, key=attrgetter("form")):
+            members = list(alike)
+            head = EACH if form == "tokens" else self._head
+            shown, counts = rows_of(members, rows.starts[first])
+            wanted, starts = head.wanted(list(accumulate(counts, initial=0)))
+            groups.append(Group(form or self.task, head, members, starts, len(rows.wanted)))
+            rows.wanted.extend(shown[row] for row in wanted)
+            first += len(members)
+        return rows, groups
 
     def _remove(self, ticket: Ticket) -> None:
         del self._asked[ticket]
@@ -189,6 +209,18 @@ def lay_out(requests: list[Encode]) -> Rows:
     if any(request.segments for request in requests):
         segments = [segment for request in requests for segment in request.segments or (0,) * len(request.tokens)]
     return Rows(tokens, positions, starts, [[]] * len(requests), [], segments)
+
+
+def rows_of(requests: list[Encode], start: int) -> tuple[Sequence[int], list[int]]:
+    """What their heads are shown of texts laid out from row `start` on, and how much of each text that is."""
+    if not any(request.rows for request in requests):
+        counts = [len(request.tokens) for request in requests]
+        return range(start, start + sum(counts)), counts
+    shown: list[int] = []
+    for request in requests:
+        shown += [start + row for row in request.rows or range(len(request.tokens))]
+        start += len(request.tokens)
+    return shown, [len(request.rows or request.tokens) for request in requests]
 
 
 def ascending(numbers: tuple[int, ...]) -> bool:

@@ -6,6 +6,7 @@ is computed so for each request alone: the rows beside it, and what their reques
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import pairwise
 from typing import Protocol
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from service.request import Encode, Encoded, Filled, Table, Task
+from service.request import Encode, Encoded, Filled, Form, Table, Task
 
 PIECE = 32  # rows that are a whole vocabulary wide at a time
 FLOAT = 4
@@ -35,20 +36,20 @@ class Head(Protocol):
         """[N or M, C] to probabilities, or to unit length."""
 
 
-def read(task: Task, head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:
+def read(reading: Task | Form, head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:
     """What each of N requests is answered, from the states [M, W] of the rows that are wanted, `starts` [N + 1]."""
-    return READINGS.get(task, vectors)(head, states, starts, requests)
+    return READINGS.get(reading, vectors)(head, states, starts, requests)
 
 
 def reading_bytes(task: Task, rows: int, columns: int) -> int:
     """At most alive while `rows` are read that have `columns` scores each, and until the answers are fetched."""
     match task:
-        case "tag" | "span":
-            return 2 * FLOAT * columns * rows  # scores and answers
+        case "tag" | "span" | "embed":
+            return 2 * FLOAT * columns * rows  # scores, or states, and answers
         case "fill":
             return 3 * FLOAT * columns * min(rows, PIECE)  # logits, those of a group, closed
         case _:
-            return 0  # a row a text, as wide as a state at most, or a handful of labels
+            return 0  # a handful of labels a text
 
 
 def vectors(head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:
@@ -117,8 +118,38 @@ def likeliest(head: Head, logits: Tensor, asked: Sequence[Encode]) -> list[Candi
     return found
 
 
-READINGS: dict[Task, Callable[[Head, Tensor, list[int], Sequence[Encode]], Answers]] = {
+def weights(head: Head, states: Tensor, starts: list[int], requests: Sequence[Encode]) -> Answers:  # noqa: ARG001
+    """How much each text is about each word: log(1 + relu(logit)) where it is largest, of those that are not zero."""
+    answers: list[Filled | None] = []
+    for start, end in pairwise(starts):
+        pieces = [states[first : min(first + PIECE, end)] for first in range(start, end, PIECE)]
+        largest = reduce(torch.maximum, (head(piece, [0, len(piece)]).amax(dim=0) for piece in pieces))  # [V]
+        weight = largest.relu().log1p()
+        words = weight.nonzero()[:, 0]
+        told = tuple(zip(words.tolist(), weight[words].tolist(), strict=True))
+        answers.append(Filled((told,)) if bool(largest.isfinite().all()) else None)
+    return answers
+
+
+class Each:
+    """The head of those who want the states themselves."""
+
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """All rows."""
+        return list(range(starts[-1])), starts
+
+    def __call__(self, states: Tensor, starts: list[int]) -> Tensor:  # noqa: ARG002 - each row is on its own
+        return states
+
+    def close(self, raw: Tensor) -> Tensor:
+        return raw
+
+
+EACH = Each()
+READINGS: dict[Task | Form, Callable[[Head, Tensor, list[int], Sequence[Encode]], Answers]] = {
     "tag": tables,
     "span": tables,
     "fill": fillings,
+    "tokens": tables,
+    "words": weights,
 }

@@ -1,0 +1,142 @@
+"""How text-embeddings-inference answers.  Its token offsets count bytes of UTF-8."""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any
+
+from models.tokenizer import Encoding
+from service.api.reading import Writing
+from service.api.tei_wire import PredictRequest, RerankRequest, is_one
+from service.errors import (
+    BadRequest,
+    EmptyInput,
+    Expired,
+    Overloaded,
+    PolyheadError,
+    StepFailed,
+    Stopped,
+    TooLong,
+    TooMany,
+    Unavailable,
+    WrongTask,
+)
+from service.model import Model
+from service.settings import Settings
+from service.version import VERSION
+
+
+def write_error(error: PolyheadError) -> dict[str, Any]:
+    return {"error": error.message, "error_type": error_type(error)}
+
+
+def error_type(error: PolyheadError) -> str:
+    match error:
+        case EmptyInput():
+            return "Empty"
+        case Overloaded():
+            return "Overloaded"
+        case Unavailable() | Stopped():
+            return "Unhealthy"
+        case StepFailed() | Expired() | WrongTask():
+            return "Backend"
+        case _:
+            return "Validation"
+
+
+def status(error: PolyheadError) -> int:
+    """A body that is no such object is 422, one that is too much is 413; what the model cannot do, or fails at, 424."""
+    match error:
+        case StepFailed() | WrongTask():
+            return 424
+        case TooLong() | TooMany():
+            return 413
+        case BadRequest(param=param) if param and not isinstance(error, EmptyInput):
+            return 422
+        case _:
+            return error.status
+
+
+def write_predict(labels: Sequence[str], wire: PredictRequest) -> Writing:
+    alone = is_one(wire)
+    return Writing(
+        one=lambda answer: predictions(labels, answer.values),
+        whole=lambda items: items[0] if alone else items,
+        error=write_error,
+    )
+
+
+def predictions(labels: Sequence[str], values: Sequence[float]) -> list[dict[str, Any]]:
+    named = [{"score": value, "label": label} for label, value in zip(labels, values, strict=True)]
+    return sorted(named, key=lambda prediction: -prediction["score"])
+
+
+def write_rerank(wire: RerankRequest, values: Sequence[float]) -> list[dict[str, Any]]:
+    ranks = [
+        {"index": index, "score": score} | ({"text": text} if wire.return_text else {})
+        for index, (text, score) in enumerate(zip(wire.texts, values, strict=True))
+    ]
+    return sorted(ranks, key=lambda rank: -rank["score"])
+
+
+def write_tokenize(texts: Sequence[str], encodings: Sequence[Encoding]) -> list[list[dict[str, Any]]]:
+    return [tokens(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+
+
+def tokens(text: str, encoding: Encoding) -> list[dict[str, Any]]:
+    borders = [0, *accumulate(len(char.encode()) for char in text)]  # characters to bytes
+    written = []
+    for id, piece, special, (start, stop) in zip(
+        encoding.ids, encoding.pieces, encoding.special, encoding.offsets, strict=True
+    ):
+        place = {"start": None, "stop": None} if special else {"start": borders[start], "stop": borders[stop]}
+        written.append({"id": id, "text": piece if special else text[start:stop], "special": special, **place})
+    return written
+
+
+def write_info(model: Model, settings: Settings) -> dict[str, Any]:
+    return {
+        "model_id": model.source,
+        "model_sha": None,
+        "model_dtype": model.dtype,
+        "served_model_name": model.name,
+        "model_type": model_type(model),
+        "max_concurrent_requests": settings.max_requests,
+        "max_input_length": model.max_tokens,
+        "max_batch_tokens": settings.encoder_step_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": settings.max_batch_texts,
+        "auto_truncate": False,
+        "tokenization_workers": settings.tokenizer_threads,
+        "version": VERSION,
+        "sha": None,
+        "docker_label": None,
+    }
+
+
+def model_type(model: Model) -> dict[str, Any]:
+    labels = {
+        "id2label": {str(index): label for index, label in enumerate(model.labels)},
+        "label2id": {label: index for index, label in enumerate(model.labels)},
+    }
+    match model.task:
+        case "classify":
+            return {"classifier": labels}
+        case "rank":
+            return {"reranker": labels}
+        case "embed":
+            return {"embedding": {"width": model.width}}
+        case "generate":
+            return {"generator": {}}
+        case "tag":
+            return {"token_classifier": labels}
+        case "span":
+            return {"question_answerer": {}}
+        case "fill":
+            return {"mask_filler": {}}
+
+
+VECTORS = Writing(one=lambda answer: answer.values, error=write_error)
+STATES = Writing(one=lambda answer: answer.rows.tolist(), error=write_error)  # [T, W]
+WEIGHTS = Writing(
+    one=lambda answer: [{"index": token, "value": weight} for token, weight in answer.words], error=write_error
+)
