@@ -1,6 +1,7 @@
 """Doubles for what stands below text and dialects: models that answer as a test says, and a client without a socket."""
 
 import asyncio
+from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -17,7 +18,7 @@ from service.api.server import Server
 from service.errors import BadRequest, NotFound, WrongTask
 from service.metrics import Metrics, Open
 from service.model import Model, State
-from service.request import Done, Encode, Encoded, Event, Generate, Request, Task, Token
+from service.request import Done, Encode, Encoded, Event, Generate, Request, Table, Task, Token
 from service.settings import Settings
 from service.text import Text
 
@@ -117,8 +118,12 @@ def echo(model: Model, request: Request) -> Iterable[Event]:
         reason = "length" if len(said) < len(request.tokens) else "stop"
         yield Done(reason, len(request.tokens), len(said), cached_tokens=1)
     else:
-        yield Encoded(numbers(model, request))
+        yield states(request) if request.form == "tokens" else Encoded(numbers(model, request))
         yield Done("encoded", len(request.tokens))
+
+
+def states(request: Encode) -> Table:
+    return Table(memoryview(array("f", [1.0, 2.0] * len(request.tokens)).tobytes()).cast("f", (len(request.tokens), 2)))
 
 
 def numbers(model: Model, request: Encode) -> list[float]:

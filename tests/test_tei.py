@@ -6,15 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fastapi import FastAPI
 from scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, until
+from test_app import call
 
 from service.api.tei import DIALECT
 from service.api.tei_wire import (
+    DecodeRequest,
+    EmbedAllRequest,
     EmbedRequest,
+    EmbedSparseRequest,
     PredictRequest,
     RerankRequest,
+    SimilarityRequest,
     TokenizeRequest,
     read_embed,
     read_predict,
@@ -45,7 +51,12 @@ WIRES: dict[str, tuple[Any, dict[str, Any]]] = {
     "/embed": (EmbedRequest, EMBED),
     "/rerank": (RerankRequest, RERANK),
     "/tokenize": (TokenizeRequest, {"inputs": "a good film"}),
+    "/similarity": (SimilarityRequest, {"inputs": {"source_sentence": "a", "sentences": ["a film", "bad"]}}),
+    "/decode": (DecodeRequest, {"ids": [5, 6]}),
+    "/embed_all": (EmbedAllRequest, EMBED),
+    "/embed_sparse": (EmbedSparseRequest, EMBED),
 }
+VECTORS = "/models/org/vectors:v1"
 
 
 @pytest.fixture(scope="module")
@@ -216,6 +227,108 @@ def test_info(app: FastAPI) -> None:
     assert talker["served_model_name"] == "talker"
 
 
+def test_a_model_that_compares_vectors_ranks_by_them(app: FastAPI, registry: Registry, models: list[Model]) -> None:
+    (response,) = ask(app, (f"{VECTORS}/rerank", RERANK))
+    query, *texts = (np.array(numbers(models[1], request)) for request in asked(registry))
+    assert all(request.unit for request in asked(registry))
+    cosines = [float(query @ text) for text in texts]
+    order = sorted(range(3), key=lambda index: -cosines[index])
+    assert response.json() == [{"index": index, "score": pytest.approx(cosines[index], rel=1e-6)} for index in order]
+    similar, empty = ask(
+        app,
+        ("/similarity", {"inputs": {"source_sentence": RERANK["query"], "sentences": RERANK["texts"]}}),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b", ""]}}),
+    )
+    assert similar.json() == pytest.approx(cosines, rel=1e-6)
+    assert (empty.status_code, empty.json()["error_type"]) == (400, "Empty")
+    assert empty.json()["error"].startswith("inputs.sentences[1]: is empty")
+
+
+def test_a_vector_for_each_token(app: FastAPI, registry: Registry) -> None:
+    (response,) = ask(app, ("/embed_all", {"inputs": ["a good film", [5]]}))
+    lengths = [len(request.tokens) for request in asked(registry)]
+    assert response.json() == [[[1.0, 2.0]] * length for length in lengths]
+    assert [request.form for request in asked(registry)] == ["tokens"] * 2
+
+
+def test_rerank_in_the_shape_of_cohere_and_jina(app: FastAPI, registry: Registry, models: list[Model]) -> None:
+    wire = {"model": "ranker", "query": "a film", "documents": ["a good film", {"text": "the fox"}, "bad"], "top_n": 2}
+    plain, told, none, other = ask(
+        app,
+        ("/v1/rerank", wire),
+        ("/v1/rerank", wire | {"return_documents": True, "model": "org/vectors:v1"}),
+        ("/v1/rerank", wire | {"documents": []}),
+        ("/v1/rerank", wire | {"model": "judge"}),
+    )
+    scores = [numbers(models[2], request)[0] for request in asked(registry)[:3]]
+    order = sorted(range(3), key=lambda index: -scores[index])[:2]
+    assert plain.json()["results"] == [{"index": index, "relevance_score": scores[index]} for index in order]
+    assert plain.json()["usage"]["total_tokens"] == sum(len(request.tokens) for request in asked(registry)[:3])
+    texts = ["a good film", "the fox", "bad"]
+    assert [each["document"]["text"] for each in told.json()["results"]] == [
+        texts[each["index"]] for each in told.json()["results"]
+    ]
+    assert (none.status_code, none.json()["message"]) == (400, "documents: must not be empty")
+    assert (other.status_code, other.json()["detail"]) == (400, "judge cannot do that")
+
+
+def test_tokens_become_texts_again(app: FastAPI, models: list[Model]) -> None:
+    ids = models[0].tokenizer.encode("a good film").ids
+    one, several, whole, strange = ask(
+        app,
+        ("/models/judge/decode", {"ids": ids}),
+        ("/models/judge/decode", {"ids": [ids, ids[1:2]]}),
+        ("/models/judge/decode", {"ids": ids, "skip_special_tokens": False}),
+        ("/models/judge/decode", {"ids": [[5], [10**6]]}),
+    )
+    assert (one.json(), several.json()) == (["a good film"], ["a good film", "a"])
+    assert whole.json() == ["[CLS] a good film [SEP]"]
+    assert (strange.status_code, strange.json()["error"][:8]) == (422, "ids[1]: ")
+
+
+# Many texts
+
+
+def test_a_line_for_each_text_as_it_is_known(app: FastAPI, registry: Registry) -> None:
+    texts = [f"a good film {number}" for number in range(200)]
+    whole = call(app, "POST", "/embed", json={"inputs": texts}).json()
+    lines = call(app, "POST", "/embed", json={"inputs": texts}, headers={"Accept": "application/x-ndjson"})
+    assert lines.headers["content-type"] == "application/x-ndjson"
+    said = [json.loads(line) for line in lines.text.splitlines()]
+    assert said == [{"index": index, "result": vector} for index, vector in enumerate(whole)]
+
+
+def test_an_error_before_the_first_line_has_its_status_and_one_after_it_ends_the_lines(models: list[Model]) -> None:
+    def failing(model: Model, request: Any) -> Any:
+        return [Failed(StepFailed("broke"))] if len(request.tokens) > 5 else echo(model, request)
+
+    headers = {"Accept": "application/x-ndjson"}
+    app = application(Registry(models, failing))
+    first = call(app, "POST", "/embed", json={"inputs": ["a good film of old", "a"]}, headers=headers)
+    assert (first.status_code, first.json()["error_type"]) == (424, "Backend")
+    later = call(app, "POST", "/embed", json={"inputs": ["a", "a good film of old", "a"]}, headers=headers)
+    lines = [json.loads(line) for line in later.text.splitlines()]
+    assert (lines[0]["index"], lines[1:]) == (0, [{"error": "broke", "error_type": "Backend"}])
+    partial = {"inputs": ["a", "a good film of old", "", "a"], "partial": True}
+    lines = [json.loads(line) for line in call(app, "POST", "/embed", json=partial, headers=headers).text.splitlines()]
+    assert lines[1] == {"index": 1, "error": "broke", "error_type": "Backend"}
+    assert lines[2]["error"].startswith("inputs[2]: is empty")
+    assert lines[3]["result"] == lines[0]["result"]
+
+
+def test_one_bad_text_costs_only_itself(app: FastAPI) -> None:
+    texts = [["a good film"], [""], ["a " * 99], ["a", "film"]]
+    strict, partial = ask(
+        app,
+        ("/models/judge/predict", {"inputs": texts}),
+        ("/models/judge/predict", {"inputs": texts, "partial": True}),
+    )
+    assert (strict.status_code, strict.json()["error"][:20]) == (400, "inputs[1]: is empty,")
+    good, empty, long, pair = partial.json()
+    assert {each["label"] for each in good} == {each["label"] for each in pair} == {"bad", "so-so", "good"}
+    assert (empty["index"], empty["error_type"], long["index"], long["error_type"]) == (1, "Empty", 2, "Validation")
+
+
 # Addresses
 
 
@@ -316,7 +429,7 @@ NUMBERS = (-(1 << 63), -1, 0, 1, 1 << 31, 1 << 63, 1e308, 0.5, "1", None, True, 
 
 def fields() -> Iterator[tuple[str, dict[str, Any]]]:
     for path, (kind, valid) in WIRES.items():
-        where = path if path in ("/embed", "/rerank") else f"/models/judge{path}"
+        where = f"/models/judge{path}" if path in ("/predict", "/tokenize", "/decode") else path
         for name in (*kind.model_fields, *kind.unsupported):
             for value in NUMBERS:
                 yield where, valid | {name: value}
@@ -324,10 +437,10 @@ def fields() -> Iterator[tuple[str, dict[str, Any]]]:
 
 def test_no_value_of_any_field_is_the_servers_fault(app: FastAPI) -> None:
     calls = list(fields())
-    for call, response in zip(calls, ask(app, *calls), strict=True):
-        assert response.status_code == 200 or 400 <= response.status_code < 500, call
+    for sent, response in zip(calls, ask(app, *calls), strict=True):
+        assert response.status_code == 200 or 400 <= response.status_code < 500, sent
         if response.status_code != 200:
-            assert response.json()["error"], call
+            assert response.json()["error"], sent
 
 
 def test_a_failed_step_fails_the_call(models: list[Model]) -> None:
