@@ -17,7 +17,7 @@ from models.config import ModelConfig
 from models.transformer import ACTIVATIONS as INNER
 
 Closing = Literal["softmax", "sigmoid", "none"]
-Pooling = Literal["mean", "cls", "max", "last"]
+Pooling = Literal["mean", "weighted", "cls", "max", "last"]
 
 CLOSINGS: dict[Closing, Callable[[Tensor], Tensor]] = {
     "softmax": lambda raw: raw.softmax(dim=-1),
@@ -95,7 +95,11 @@ class MaskHead(nn.Module):
 
 
 class Pooler(nn.Module):
-    """One vector a text: the mean, the largest, the first or the last of its states."""
+    """One vector a text: the mean, the largest, the first or the last of its states.
+
+    "weighted" is a mean in which the n-th state counts n times: in causal networks the later have seen more
+    (Muennighoff 2022, arXiv:2202.08904).
+    """
 
     def __init__(self, pooling: Pooling, normalise: bool) -> None:
         super().__init__()
@@ -114,9 +118,13 @@ class Pooler(nn.Module):
         if self.pooling in ("cls", "last"):
             rows = starts[:-1] if self.pooling == "cls" else [end - 1 for end in starts[1:]]
             return states[torch.tensor(rows, device=states.device)]
-        lengths = torch.tensor([end - start for start, end in pairwise(starts)], device=states.device)
+        counts = [end - start for start, end in pairwise(starts)]
+        lengths, how = torch.tensor(counts, device=states.device), self.pooling
+        if how == "weighted":
+            weights = [2 * n / (count + 1) for count in counts for n in range(1, count + 1)]
+            states, how = states * torch.tensor(weights, device=states.device)[:, None], "mean"
         # A row's sum must not depend on the rows beside it: each sequence is reduced on its own.
-        return torch.segment_reduce(states, self.pooling, lengths=lengths, axis=0, unsafe=True)
+        return torch.segment_reduce(states, how, lengths=lengths, axis=0, unsafe=True)
 
     def close(self, raw: Tensor) -> Tensor:
         """[N, W] to unit length, where the checkpoint asks for it."""

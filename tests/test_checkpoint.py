@@ -140,6 +140,8 @@ def test_a_head_that_an_embedder_does_not_use_is_left_aside(
         ({"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False}, "max"),
         ({"pooling_mode_lasttoken": True}, "last"),
         ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode_weightedmean_tokens": True, "pooling_mode_mean_tokens": False}, "weighted"),
+        ({"pooling_mode": "weightedmean"}, "weighted"),
         ({"pooling_mode": "lasttoken"}, "last"),
     ],
 )
@@ -149,11 +151,11 @@ def test_poolings(tiny_embedder: Path, tmp_path: Path, config: dict[str, Any], p
     assert load(str(tmp_path / "e")).head.pooling == pooling
 
 
-@pytest.mark.parametrize("config", [{"pooling_mode_weightedmean_tokens": True}, {}, {"pooling_mode": ["cls", "mean"]}])
+@pytest.mark.parametrize("config", [{"pooling_mode_mean_sqrt_len_tokens": True}, {}, {"pooling_mode": ["cls", "mean"]}])
 def test_unknown_poolings_are_refused(tiny_embedder: Path, tmp_path: Path, config: dict[str, Any]) -> None:
     shutil.copytree(tiny_embedder, tmp_path / "e")
     checkpoints.write_json(tmp_path / "e" / "1_Pooling" / "config.json", config)
-    with pytest.raises(UnsupportedError, match=r"1_Pooling.*mean, cls, max, lasttoken"):
+    with pytest.raises(UnsupportedError, match=r"1_Pooling.*mean, weightedmean, cls, max, lasttoken"):
         load(str(tmp_path / "e"))
 
 

@@ -203,3 +203,13 @@ def test_over_a_network_a_batch_of_texts_is_each_alone() -> None:
         (alone,) = ask(worker, request)
         finish(worker)
         assert values(ticket) == pytest.approx(values(alone), abs=1e-6)
+
+
+def test_a_weighted_mean_counts_the_later_more() -> None:
+    states = torch.randn(7, 4)
+    pooled = Pooler("weighted", normalise=False)(states, [0, 4, 7])
+    expected = [
+        (some * torch.arange(1, len(some) + 1)[:, None]).sum(0) / sum(range(1, len(some) + 1))
+        for some in (states[:4], states[4:])
+    ]
+    assert torch.allclose(pooled, torch.stack(expected), atol=1e-6)

@@ -114,6 +114,15 @@ def test_next_sentence(tmp_path: Path) -> None:
     assert event.values == pytest.approx(logits.softmax(0).tolist(), abs=1e-5)
 
 
+def test_pretrained_for_both_it_fills_masks(tmp_path: Path) -> None:
+    """Of the two heads that BERT was pretrained with, the one for masked words."""
+    folder = checkpoints.encoder(tmp_path, tf.BertForPreTraining)
+    [event] = answered(worker(folder), read(TEXTS[0], raw=True, top_k=1000))
+    with torch.no_grad():
+        out = tf.BertForPreTraining.from_pretrained(folder).eval()(torch.tensor([TEXTS[0]]))
+    assert dense(event) == pytest.approx(np.asarray(out.prediction_logits[0]), abs=1e-4)
+
+
 def test_what_a_checkpoint_says_of_its_head(tagger: Path, filler: Path, tmp_path: Path) -> None:
     tags, words = checkpoint.load(str(tagger)), checkpoint.load(str(filler))
     assert (tags.task, tags.labels, tags.max_tokens) == ("tag", checkpoints.ENTITIES, checkpoints.POSITIONS)

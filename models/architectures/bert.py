@@ -134,6 +134,7 @@ BERT = Family(
         "BertForTokenClassification": HeadSpec("tag", TAGS),
         "BertForQuestionAnswering": HeadSpec("span", SPANS),
         "BertForMaskedLM": HeadSpec("fill", MASKED),
+        "BertForPreTraining": HeadSpec("fill", MASKED),
     },
     drop=DROP,
 )

@@ -27,6 +27,8 @@ LONGEST_SANE = 1 << 24  # tokenizers write 10^30 where they know of no limit
 POOLINGS: dict[str, Pooling] = {
     "mean": "mean",
     "mean_tokens": "mean",
+    "weightedmean": "weighted",
+    "weightedmean_tokens": "weighted",
     "cls": "cls",
     "cls_token": "cls",
     "max": "max",
@@ -214,7 +216,7 @@ def pooling_of(file: Path) -> Pooling:
     modes += [key.removeprefix("pooling_mode_") for key, on in config.items() if key.startswith("pooling_mode_") and on]
     if len(set(modes)) != 1 or modes[0] not in POOLINGS:
         raise UnsupportedError(
-            f"pooling {' + '.join(map(str, modes)) or 'none'} is not known; known are one of mean, cls, max, lasttoken",
+            f"pooling {' + '.join(map(str, modes)) or 'none'} is not known; known are one of mean, weightedmean, cls, max, lasttoken",
             file=str(file),
         )
     return POOLINGS[modes[0]]
