@@ -216,7 +216,8 @@ def pooling_of(file: Path) -> Pooling:
     modes += [key.removeprefix("pooling_mode_") for key, on in config.items() if key.startswith("pooling_mode_") and on]
     if len(set(modes)) != 1 or modes[0] not in POOLINGS:
         raise UnsupportedError(
-            f"pooling {' + '.join(map(str, modes)) or 'none'} is not known; known are one of mean, weightedmean, cls, max, lasttoken",
+            f"pooling {' + '.join(map(str, modes)) or 'none'} is not known; "
+            "known are one of mean, weightedmean, cls, max, lasttoken",
             file=str(file),
         )
     return POOLINGS[modes[0]]
