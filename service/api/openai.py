@@ -35,7 +35,7 @@ from service.api.openai_write import (
     write_model,
     write_models,
 )
-from service.api.reading import scores
+from service.api.reading import scores, spelled
 from service.api.stream import EventStream, JsonResponse, answer, events
 from service.prompts import Continuation
 from service.request import Task
@@ -118,7 +118,7 @@ async def embeddings(request: Request) -> Response:
 async def embed(request: Request, wire: EmbeddingRequest) -> Response:
     model = about(request, server(request).registry.resolve(wire.model, ["embed"]))
     vectors = await scores(request, wire, model, read_embedding(wire))
-    return JsonResponse(write_embeddings(wire.model, wire.encoding_format, vectors))
+    return await spelled(len(vectors), lambda: write_embeddings(wire.model, wire.encoding_format, vectors))
 
 
 @router.get("/v1/models", summary="What is served and ready.")

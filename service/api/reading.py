@@ -73,9 +73,14 @@ async def written(request: Request, answers: Replies, writing: Writing) -> Respo
         return await LineStream.open(events(numbered(answers, writing), writing.error, spell=line))
     async with aclosing(answers):
         known = [answer async for answer in answers]
-    if len(known) < MANY:
-        return JsonResponse(all_of(known, writing))
-    return await asyncio.to_thread(lambda: JsonResponse(all_of(known, writing)))
+    return await spelled(len(known), lambda: all_of(known, writing))
+
+
+async def spelled(count: int, content: Callable[[], Any]) -> Response:
+    """As JSON; the vectors of many texts are millions of numbers, and not written on the event loop."""
+    if count < MANY:
+        return JsonResponse(content())
+    return await asyncio.to_thread(lambda: JsonResponse(content()))
 
 
 def all_of(known: list[Reply | PolyheadError], writing: Writing) -> Any:
