@@ -50,6 +50,7 @@ class Reading:
     inputs: tuple[Input, ...]
     names: tuple[str, ...] = ()
     partial: bool = False  # an input that cannot be read fails alone
+    prompt: str = ""  # the name of what is put before each text
     truncate: Literal["", "left", "right"] = ""  # the end that may be cut off; empty: too long is an error
     windows: Windows | None = None  # read what is too long in these
     form: Form = ""  # as in Encode, and the next three
@@ -114,7 +115,9 @@ def read_inputs(model: Model, asked: Reading, call: str, terms: Terms) -> list[R
     """
     how, attempt = request_for(model, asked, terms), kept if asked.partial else raised
     wrong = [attempt(partial(check_input, model, asked, index)) for index in range(len(asked.inputs))]
-    texts = [given for given, error in zip(asked.inputs, wrong, strict=True) if error is None and is_text(given)]
+    prompt = prompt_of(model, asked)
+    good = [given for given, error in zip(asked.inputs, wrong, strict=True) if error is None]
+    texts = [prompt + given if isinstance(given, str) else given for given in good if is_text(given)]
     encoded = iter(model.tokenizer.encode_batch(texts, offsets=by_token(model, asked)) if texts else ())
     found: list[Read | BadRequest] = []
     for index, (given, error) in enumerate(zip(asked.inputs, wrong, strict=True)):
@@ -125,6 +128,15 @@ def read_inputs(model: Model, asked: Reading, call: str, terms: Terms) -> list[R
         else:
             found.append(error)
     return found
+
+
+def prompt_of(model: Model, asked: Reading) -> str:
+    """What is put before a text."""
+    if asked.prompt and asked.prompt not in model.prompts:
+        known = ", ".join(filter(None, model.prompts)) or "it has none"
+        message = f"prompt_name: {model.name} has no prompt {asked.prompt[:LONGEST_QUOTE]!r}; its prompts: {known}"
+        raise BadRequest(message, param="prompt_name")
+    return model.prompts.get(asked.prompt, "")
 
 
 def by_token(model: Model, asked: Reading) -> bool:

@@ -200,6 +200,8 @@ def model_of(need: Need, loaded: Checkpoint, place: Place) -> Model:
         tokenizer=loaded.tokenizer,
         chat=loaded.chat,
         stop_tokens=loaded.stop_tokens,
+        prompts=loaded.prompts,
+        pooling=loaded.pooling,
     )
     if not need.blocks or need.cache_tokens >= model.max_tokens:
         return model

@@ -3,9 +3,9 @@
 Knows no torch, so that whoever speaks HTTP can hold one.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from models.chat import ChatTemplate
@@ -16,7 +16,10 @@ from service.request import Task
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """`max_tokens` counts special tokens; `width` is the length of an embedding; `created` in seconds since 1970."""
+    """`max_tokens` counts special tokens; `width` is the length of an embedding; `created` in seconds since 1970.
+
+    `prompts` are what may be put before a text, by name; the one without a name is put before every text.
+    """
 
     name: str
     task: Task
@@ -32,6 +35,8 @@ class Model:
     tokenizer: Tokenizer
     chat: ChatTemplate | None
     stop_tokens: frozenset[int]
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    pooling: str = ""
 
 
 @contextmanager

@@ -346,3 +346,29 @@ def test_peak_memory_while_loading(tiny_generator: Path, tmp_path: Path) -> None
     for ratio, weights in measured:
         assert int(weights) > 200e6
         assert 0.9 < float(ratio) < 1.3
+
+
+def with_prompts(folder: Path, target: Path, config: Any) -> Path:
+    shutil.copytree(folder, target)
+    checkpoints.write_json(target / "config_sentence_transformers.json", config)
+    return target
+
+
+def test_prompts_of_an_embedder(tiny_embedder: Path, tmp_path: Path) -> None:
+    prompts = {"query": "query: ", "document": "passage: "}
+    named = load(str(with_prompts(tiny_embedder, tmp_path / "named", {"prompts": prompts})))
+    assert named.prompts == {**prompts, "": ""}
+    given = {"prompts": prompts, "default_prompt_name": "query"}
+    assert load(str(with_prompts(tiny_embedder, tmp_path / "default", given))).prompts[""] == "query: "
+    assert load(str(tiny_embedder)).prompts == {"": ""}
+    for name, wrong, sentence in [
+        ("a", {"default_prompt_name": "query"}, "default_prompt_name 'query' is none of its prompts: there are none"),
+        ("b", {"prompts": {"query": 1}}, "prompts should be an object of strings"),
+    ]:
+        with pytest.raises(CheckpointError, match=sentence):
+            load(str(with_prompts(tiny_embedder, tmp_path / name, wrong)))
+    shutil.copytree(tiny_embedder, tmp_path / "apart")
+    apart = {"pooling_mode_mean_tokens": True, "include_prompt": False}
+    checkpoints.write_json(tmp_path / "apart" / "1_Pooling" / "config.json", apart)
+    with pytest.raises(UnsupportedError, match="include_prompt: false"):
+        load(str(tmp_path / "apart"))

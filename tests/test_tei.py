@@ -135,7 +135,7 @@ def test_other_fields_are_refused_by_name() -> None:
     assert PredictRequest.read(PREDICT | {"parameters": {}}) == PredictRequest.read(PREDICT)
     for kind, valid, change in [
         (PredictRequest, PREDICT, {"parameters": {"top_k": 1}}),
-        (EmbedRequest, EMBED, {"prompt_name": "query"}),
+        (EmbedRequest, EMBED, {"encoding_format": "base64"}),
         (TokenizeRequest, EMBED, {"prompt_name": "query"}),
     ]:
         with pytest.raises(BadRequest, match=f"{next(iter(change))}: .* is not supported"):

@@ -200,6 +200,19 @@ def test_dimensions_beyond_the_width(judge: Model) -> None:
         inputs(judge, "a", dimensions=5)
 
 
+def test_what_is_put_before_a_text(judge: Model) -> None:
+    model = replace(judge, prompts={"": "film: ", "query": "good "})
+    [default, named, ids] = inputs(model, "a", (5, 6)) + inputs(model, "a", prompt="query")
+    assert [request.tokens for request in (default, ids)] == [
+        tuple(judge.tokenizer.encode(text).ids) for text in ("film: a", "good a")
+    ]
+    assert named.tokens == (5, 6)
+    with pytest.raises(BadRequest, match="prompt_name: judge has no prompt 'other'; its prompts: query"):
+        inputs(model, "a", prompt="other")
+    with pytest.raises(BadRequest, match="prompt_name: judge has no prompt 'other'; its prompts: it has none"):
+        inputs(judge, "a", prompt="other")
+
+
 # Stop strings
 
 

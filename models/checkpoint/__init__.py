@@ -5,7 +5,7 @@ of them "+" a PEFT LoRA folder, which is merged; or such a folder alone, which n
 is executed or unpickled.  Loading is plain work of the calling thread, whichever that is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from logging import getLogger
@@ -46,6 +46,8 @@ class Checkpoint:
     tokenizer: Tokenizer
     chat: ChatTemplate | None
     labels: tuple[str, ...]
+    prompts: Mapping[str, str]
+    pooling: str
     stop_tokens: frozenset[int]
     max_tokens: int
     weight_bytes: int
@@ -116,6 +118,8 @@ def begin(
         tokenizer=what.tokenizer,
         chat=what.chat,
         labels=what.head.labels,
+        prompts=what.head.prompts,
+        pooling=what.head.pooling,
         stop_tokens=what.stop_tokens,
         max_tokens=what.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,

@@ -4,7 +4,7 @@ Knows nothing of weights.  Where Hugging Face's files leave something open, what
 done here, and said in the log.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -23,6 +23,8 @@ from models.heads import Closing, LanguageHead, MaskHead, Pooler, Pooling, Seque
 from models.transformer import Transformer
 
 OUTPUT, TOKENS = "head.output.weight", "tokens.weight"
+PROMPTS, LOWERED = "config_sentence_transformers.json", "sentence_bert_config.json"
+NO_PROMPTS: Mapping[str, str] = {"": ""}
 LONGEST_SANE = 1 << 24  # tokenizers write 10^30 where they know of no limit
 POOLINGS: dict[str, Pooling] = {
     "mean": "mean",
@@ -154,34 +156,41 @@ def vector(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
         log.warning("%s: no modules.json says how to pool states; taking their mean", parts.path)
         return pooled("mean", normalise=False), input_limit(parts.path, config)
     modules = modules_of(parts.path)
-    refuse_changed_text(parts.path)
+    prompts = prompts_of(parts.path)
     pooling = pooling_of(parts.path / modules["Pooling"] / "config.json") if "Pooling" in modules else "mean"
-    limit = read_json(parts.path / "sentence_bert_config.json", {}).get("max_seq_length")
+    limit = read_json(parts.path / LOWERED, {}).get("max_seq_length")
     longest = input_limit(parts.path, config)
     if isinstance(limit, int) and limit > 0:
         longest = min(limit, config.max_positions)
-    return pooled(pooling, normalise="Normalize" in modules), longest
+    return pooled(pooling, "Normalize" in modules, prompts), longest
 
 
-def refuse_changed_text(folder: Path) -> None:
-    """Settings by which sentence-transformers changes a text before it is read."""
-    for name, key in (
-        ("config_sentence_transformers.json", "default_prompt_name"),
-        ("sentence_bert_config.json", "do_lower_case"),
-    ):
-        value = read_json(folder / name, {}).get(key)
-        if value:
-            message = f"{key} {value!r} would change every text, which is not done here; unset it and send the text so"
-            raise UnsupportedError(message, file=str(folder / name))
+def prompts_of(folder: Path) -> dict[str, str]:
+    """What sentence-transformers puts before texts, by name; the one without a name is put before every text.
+
+    UnsupportedError for what else it does to them.
+    """
+    if read_json(folder / LOWERED, {}).get("do_lower_case"):
+        message = "do_lower_case would change every text, which is not done here; unset it and send the text so"
+        raise UnsupportedError(message, file=str(folder / LOWERED))
+    file, config = folder / PROMPTS, read_json(folder / PROMPTS, {})
+    prompts = config.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise CheckpointError("prompts should be an object of strings", file=str(file))
+    default = config.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        message = f"default_prompt_name {default!r} is none of its prompts: {', '.join(prompts) or 'there are none'}"
+        raise CheckpointError(message, file=str(file))
+    return {**prompts, "": prompts[default] if default else ""}
 
 
-def pooled(pooling: Pooling, normalise: bool) -> Head:
+def pooled(pooling: Pooling, normalise: bool, prompts: Mapping[str, str] = NO_PROMPTS) -> Head:
     """The head of an embedder."""
 
     def build(network: Transformer) -> nn.Module:  # noqa: ARG001 - every head is built for a network
         return Pooler(pooling, normalise)
 
-    return Head("embed", build)
+    return Head("embed", build, prompts=prompts, pooling=pooling)
 
 
 def modules_of(path: Path) -> dict[str, str]:
@@ -211,6 +220,8 @@ def read_list(file: Path) -> list[Json]:
 def pooling_of(file: Path) -> Pooling:
     """From the newer `pooling_mode` or the older one switch a mode."""
     config = read_json(file)
+    if config.get("include_prompt") is False:
+        raise UnsupportedError("include_prompt: false is not known; tokens of a prompt are pooled", file=str(file))
     mode = config.get("pooling_mode")
     modes = [mode] if isinstance(mode, str) else list(mode or [])
     modes += [key.removeprefix("pooling_mode_") for key, on in config.items() if key.startswith("pooling_mode_") and on]

@@ -38,13 +38,16 @@ log = getLogger(__name__)
 class Head:
     """What is made of the states: `task` is its word in requests, `build` makes the module for a network.
 
-    `spare` are names of ours that are left aside where a file has them: a tied tensor's second copy.
+    `spare` are names of ours that are left aside where a file has them: a tied tensor's second copy.  `prompts` are
+    what may be put before a text, by name; the one without a name is put before every text.  `pooling`: of an embedder.
     """
 
     task: str
     build: Callable[[Transformer], nn.Module]
     labels: tuple[str, ...] = ()
     spare: tuple[str, ...] = ()
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    pooling: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,8 +25,7 @@ from service.api.tei_wire import (
     SimilarityRequest,
     TokenizeRequest,
     read_embed,
-    read_embed_all,
-    read_embed_sparse,
+    read_form,
     read_predict,
     read_query,
     read_rerank,
@@ -93,12 +92,16 @@ async def embed(request: Request, wire: EmbedRequest) -> Response:
 
 @posted("/embed_all", EmbedAllRequest, "Texts as a vector for each token.")
 async def embed_all(request: Request, wire: EmbedAllRequest) -> Response:
-    return await written(request, await read(request, wire, named(request, EMBEDDERS), read_embed_all(wire)), STATES)
+    return await written(
+        request, await read(request, wire, named(request, EMBEDDERS), read_form(wire, "tokens")), STATES
+    )
 
 
 @posted("/embed_sparse", EmbedSparseRequest, "Texts as weights of words, by a model that fills in masks (SPLADE).")
 async def embed_sparse(request: Request, wire: EmbedSparseRequest) -> Response:
-    return await written(request, await read(request, wire, named(request, WEIGHERS), read_embed_sparse(wire)), WEIGHTS)
+    return await written(
+        request, await read(request, wire, named(request, WEIGHERS), read_form(wire, "words")), WEIGHTS
+    )
 
 
 @posted("/rerank", RerankRequest, "Texts by how well they answer a query.")

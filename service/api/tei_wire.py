@@ -23,6 +23,7 @@ from service.api.dialect import (
     several,
 )
 from service.inputs import Reading
+from service.request import Form
 
 OneOrTwo = Annotated[list[str], Field(min_length=1, max_length=2, fail_fast=True)]
 Pairs = Annotated[
@@ -38,8 +39,6 @@ ManyTexts = Annotated[list[str], Field(fail_fast=True), at_most(MOST_TEXTS)]
 
 class Cut(Wire):
     """What to do with a text that is too long: an error, unless it is asked to be cut."""
-
-    unsupported: ClassVar[Neutral] = {"prompt_name": ()}
 
     truncate: bool = False
     truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
@@ -65,24 +64,25 @@ class PredictRequest(Many):
 
 
 class EmbedRequest(Many):
-    unsupported: ClassVar[Neutral] = {"prompt_name": (), "encoding_format": ("float",)}
+    unsupported: ClassVar[Neutral] = {"encoding_format": ("float",)}
 
     inputs: TextsOrIds
+    prompt_name: str = ""
     normalize: bool = True
     dimensions: Count = 0
 
 
 class EmbedAllRequest(Many):
     inputs: TextsOrIds
+    prompt_name: str = ""
 
 
 class EmbedSparseRequest(Many):
     inputs: TextsOrIds
+    prompt_name: str = ""
 
 
 class RerankRequest(Work, Cut):
-    unsupported: ClassVar[Neutral] = {}
-
     query: Annotated[str, Field(min_length=1)]
     texts: ManyTexts
     raw_scores: bool = False
@@ -94,9 +94,13 @@ class Compared(Wire):
     sentences: ManyTexts
 
 
+class SimilarityParameters(Cut):
+    prompt_name: str = ""
+
+
 class SimilarityRequest(Work):
     inputs: Compared
-    parameters: Cut = Cut()
+    parameters: SimilarityParameters = SimilarityParameters()
 
 
 class TokenizeRequest(Wire):
@@ -141,17 +145,21 @@ def read_embed(wire: EmbedRequest) -> Reading:
         raw=not wire.normalize,
         unit=wire.normalize,
         dimensions=wire.dimensions,
+        prompt=wire.prompt_name,
         truncate=wire.side,
         partial=wire.partial,
     )
 
 
-def read_embed_all(wire: EmbedAllRequest) -> Reading:
-    return Reading(field="inputs", inputs=several(wire.inputs), form="tokens", truncate=wire.side, partial=wire.partial)
-
-
-def read_embed_sparse(wire: EmbedSparseRequest) -> Reading:
-    return Reading(field="inputs", inputs=several(wire.inputs), form="words", truncate=wire.side, partial=wire.partial)
+def read_form(wire: EmbedAllRequest | EmbedSparseRequest, form: Form) -> Reading:
+    return Reading(
+        field="inputs",
+        inputs=several(wire.inputs),
+        form=form,
+        prompt=wire.prompt_name,
+        truncate=wire.side,
+        partial=wire.partial,
+    )
 
 
 def read_rerank(wire: RerankRequest) -> Reading:
@@ -171,4 +179,7 @@ def read_similarity(wire: SimilarityRequest) -> Reading:
     compared = wire.inputs
     names = ("inputs.source_sentence", *names_of("inputs.sentences", compared.sentences))
     inputs = (compared.source_sentence, *compared.sentences)
-    return Reading(field="inputs.sentences", inputs=inputs, names=names, unit=True, truncate=wire.parameters.side)
+    how = wire.parameters
+    return Reading(
+        field="inputs.sentences", inputs=inputs, names=names, unit=True, prompt=how.prompt_name, truncate=how.side
+    )

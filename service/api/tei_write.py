@@ -124,7 +124,7 @@ def model_type(model: Model) -> dict[str, Any]:
         case "rank":
             return {"reranker": labels}
         case "embed":
-            return {"embedding": {"width": model.width}}
+            return {"embedding": {"pooling": model.pooling, "width": model.width}}
         case "generate":
             return {"generator": {}}
         case "tag":
