@@ -372,3 +372,18 @@ def test_prompts_of_an_embedder(tiny_embedder: Path, tmp_path: Path) -> None:
     checkpoints.write_json(tmp_path / "apart" / "1_Pooling" / "config.json", apart)
     with pytest.raises(UnsupportedError, match="include_prompt: false"):
         load(str(tmp_path / "apart"))
+
+
+def test_other_ways_to_weigh_words_are_refused(tmp_path: Path) -> None:
+    folder = checkpoints.encoder(tmp_path, tf.BertForMaskedLM)
+    kind = "sentence_transformers.sparse_encoder.models.SpladePooling.SpladePooling"
+    checkpoints.write_json(folder / "modules.json", [{"idx": 1, "path": "1_SpladePooling", "type": kind}])
+    (folder / "1_SpladePooling").mkdir()
+    for strategy, activation in (("max", "relu"), ("sum", "relu"), ("max", "log1p_relu")):
+        config = {"pooling_strategy": strategy, "activation_function": activation}
+        checkpoints.write_json(folder / "1_SpladePooling" / "config.json", config)
+        if (strategy, activation) == ("max", "relu"):
+            assert load(str(folder)).task == "fill"
+        else:
+            with pytest.raises(UnsupportedError, match=r"1_SpladePooling.*is not known; known is (max|relu)"):
+                load(str(folder))

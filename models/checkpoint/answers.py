@@ -138,12 +138,26 @@ def spans(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
 
 def fillings(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
     """What a token may be; the matrix may be that of the token embedding."""
+    refuse_other_weights(parts.path)
     tied, activation = is_tied(parts), parts.spec.activation or config.activation
 
     def build(network: Transformer) -> nn.Module:
         return MaskHead(network.config, activation, network.tokens if tied else None)
 
     return Head("fill", build, spare=(OUTPUT,) if tied else ()), input_limit(parts.path, config)
+
+
+def refuse_other_weights(folder: Path) -> None:
+    """Ways to weigh words (sentence-transformers' SpladePooling) that are not done here."""
+    if not (folder / "modules.json").is_file():
+        return
+    for module in read_list(folder / "modules.json"):
+        file = folder / str(module.get("path", "")) / "config.json"
+        if str(module.get("type")).endswith(".SpladePooling"):
+            config = read_json(file)
+            for key, known in (("pooling_strategy", "max"), ("activation_function", "relu")):
+                if config.get(key, known) != known:
+                    raise UnsupportedError(f"{key} {config[key]!r} is not known; known is {known}", file=str(file))
 
 
 def vector(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
