@@ -376,8 +376,10 @@ def test_prompts_of_an_embedder(tiny_embedder: Path, tmp_path: Path) -> None:
 
 def test_other_ways_to_weigh_words_are_refused(tmp_path: Path) -> None:
     folder = checkpoints.encoder(tmp_path, tf.BertForMaskedLM)
-    kind = "sentence_transformers.sparse_encoder.models.SpladePooling.SpladePooling"
-    checkpoints.write_json(folder / "modules.json", [{"idx": 1, "path": "1_SpladePooling", "type": kind}])
+    kinds, paths = ("MLMTransformer", "SpladePooling"), ("", "1_SpladePooling")
+    types = [f"sentence_transformers.sparse_encoder.models.{kind}.{kind}" for kind in kinds]
+    modules = [{"idx": n, "path": path, "type": kind} for n, (kind, path) in enumerate(zip(types, paths, strict=True))]
+    checkpoints.write_json(folder / "modules.json", modules)
     (folder / "1_SpladePooling").mkdir()
     for strategy, activation in (("max", "relu"), ("sum", "relu"), ("max", "log1p_relu")):
         config = {"pooling_strategy": strategy, "activation_function": activation}

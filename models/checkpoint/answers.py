@@ -23,6 +23,7 @@ from models.heads import Closing, LanguageHead, MaskHead, Pooler, Pooling, Seque
 from models.transformer import Transformer
 
 OUTPUT, TOKENS = "head.output.weight", "tokens.weight"
+MODULES, SPARSE = "modules.json", "SpladePooling"
 PROMPTS, LOWERED = "config_sentence_transformers.json", "sentence_bert_config.json"
 NO_PROMPTS: Mapping[str, str] = {"": ""}
 LONGEST_SANE = 1 << 24  # tokenizers write 10^30 where they know of no limit
@@ -148,16 +149,18 @@ def fillings(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
 
 
 def refuse_other_weights(folder: Path) -> None:
-    """Ways to weigh words (sentence-transformers' SpladePooling) that are not done here."""
-    if not (folder / "modules.json").is_file():
-        return
-    for module in read_list(folder / "modules.json"):
-        file = folder / str(module.get("path", "")) / "config.json"
-        if str(module.get("type")).endswith(".SpladePooling"):
-            config = read_json(file)
-            for key, known in (("pooling_strategy", "max"), ("activation_function", "relu")):
-                if config.get(key, known) != known:
-                    raise UnsupportedError(f"{key} {config[key]!r} is not known; known is {known}", file=str(file))
+    """Ways to weigh words (sentence-transformers' sparse encoders) that are not done here."""
+    if (folder / MODULES).is_file():
+        file = folder / modules_of(folder)[SPARSE] / "config.json"
+        config = read_json(file)
+        for key, known in (("pooling_strategy", "max"), ("activation_function", "relu")):
+            if config.get(key, known) != known:
+                raise UnsupportedError(f"{key} {config[key]!r} is not known; known is {known}", file=str(file))
+
+
+def pools(folder: Path) -> bool:
+    """Whether sentence-transformers made one vector a text of it."""
+    return (folder / MODULES).is_file() and SPARSE not in modules_of(folder)
 
 
 def vector(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
@@ -166,7 +169,7 @@ def vector(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
     modules.json says how states are pooled.  A plain encoder without it says nothing; sentence-transformers then
     takes the mean and leaves the length alone, and so do we.
     """
-    if not (parts.path / "modules.json").is_file():
+    if not (parts.path / MODULES).is_file():
         log.warning("%s: no modules.json says how to pool states; taking their mean", parts.path)
         return pooled("mean", normalise=False), input_limit(parts.path, config)
     modules = modules_of(parts.path)
@@ -209,7 +212,7 @@ def pooled(pooling: Pooling, normalise: bool, prompts: Mapping[str, str] = NO_PR
 
 def modules_of(path: Path) -> dict[str, str]:
     """Where each module of a sentence-transformers folder keeps its files, by its kind."""
-    file, kinds = path / "modules.json", ("Transformer", "Pooling", "Normalize")
+    file, kinds = path / MODULES, ("Transformer", "Pooling", "Normalize", "MLMTransformer", SPARSE)
     found = {}
     for module in read_list(file):
         kind = str(module.get("type")).rpartition(".")[2]
@@ -218,8 +221,9 @@ def modules_of(path: Path) -> dict[str, str]:
                 f"module {module.get('type')!r} is not known; known are {', '.join(kinds)}", file=str(file)
             )
         found[kind] = str(module.get("path", ""))
-    if found.get("Transformer"):
-        message = f"its Transformer lies in {found['Transformer']!r}; only folders with it at the top are loaded"
+    network = found.get("Transformer") or found.get("MLMTransformer")
+    if network:
+        message = f"its Transformer lies in {network!r}; only folders with it at the top are loaded"
         raise UnsupportedError(message, file=str(file))
     return found
 

@@ -11,7 +11,7 @@ from typing import Any
 from models.architectures import FAMILIES, Family, HeadSpec, rename
 from models.chat import ChatTemplate
 from models.checkpoint import compressed
-from models.checkpoint.answers import HEADS
+from models.checkpoint.answers import HEADS, pools
 from models.checkpoint.description import Description
 from models.checkpoint.parts import Json, Parts, configured, read_json, template
 from models.checkpoint.tensors import Entry, safetensors
@@ -27,8 +27,7 @@ def open_folder(path: Path) -> Parts:
     config = read_json(path / "config.json")
     refuse_foreign(path / "config.json", config)
     family = family_of(path / "config.json", config)
-    embeds = (path / "modules.json").is_file()
-    spec = HeadSpec("embed") if embeds else spec_of(path / "config.json", config, family)
+    spec = HeadSpec("embed") if pools(path) else spec_of(path / "config.json", config, family)
     entries = tensors_of(path)
     if quantised := config.get(compressed.CONFIG):
         entries = compressed.floats(path / "config.json", quantised, entries)
