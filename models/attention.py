@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.config import ModelConfig
+from models.lora import Through, plain
 from models.positions import DistanceBias, DistanceVectors, Rotary, rotate
 from models.ragged import Ragged
 from models.varlen import sight
@@ -106,6 +107,14 @@ class Frame:
             return x
         return x.index_select(0, self.batch.wanted)
 
+    def products(self, layer: int = -1) -> Through:
+        """How rows go through linear layers, before attention or, of a `layer`, after it (see `narrow`)."""
+        additions = self.batch.additions
+        if additions is None:
+            return plain
+        narrowed = self.batch.wanted is not None and layer == self.last_layer
+        return additions.last().through if narrowed else additions.through
+
     def attend(self, config: ModelConfig, layer: int, heads: tuple[Tensor, Tensor, Tensor], mix: Mix) -> Tensor:
         """[T, H, D] queries over [T, KV, D] keys and values (and the cached ones): mixed values [T, H * D]."""
         query, key, value = heads
@@ -164,14 +173,15 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, frame: Frame) -> Tensor:
         """[T, W] to [T, W]."""
         width = self.config.head_width
-        query = self.query_norm(self.query(x).unflatten(-1, (-1, width)))
-        key = self.key_norm(self.key(x).unflatten(-1, (-1, width)))
-        value = self.value(x).unflatten(-1, (-1, width))
+        through = frame.products()
+        query = self.query_norm(through(self.query, x).unflatten(-1, (-1, width)))
+        key = self.key_norm(through(self.key, x).unflatten(-1, (-1, width)))
+        value = through(self.value, x).unflatten(-1, (-1, width))
         turns = frame.window_turns if self.config.is_windowed(self.layer) else frame.turns
         if turns is not None:
             query, key = rotate(query, turns), rotate(key, turns)
-        mixed: Tensor = self.output(frame.attend(self.config, self.layer, (query, key, value), self.mixing(frame)))
-        return mixed
+        mixed = frame.attend(self.config, self.layer, (query, key, value), self.mixing(frame))
+        return through(self.output, mixed)
 
     def mixing(self, frame: Frame) -> Mix:  # noqa: ARG002
         """How values are mixed in this forward."""

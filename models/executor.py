@@ -11,6 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from models.lora import Lora
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -27,6 +29,7 @@ class Rows:
     tables: list[list[int]]  # [N]
     wanted: list[int]
     segments: list[int] | None = None  # [T], for encoders with segment embeddings
+    adapters: list[int] | None = None  # [N] as `attach` numbered them, 0: the network alone; None: all of them 0
 
 
 class Executor(Protocol):
@@ -61,6 +64,15 @@ class Executor(Protocol):
         Every row's keys and values are stored in the cache on the way.  An answer does not depend on what else is in
         the step (to its precision; to the bit where the network was made so, see models.invariant).
         """
+
+    def attach(self, adapter: Lora) -> int:
+        """Keep an adapter beside the network; from now on sequences may have it, by this number, never given again.
+
+        It costs its own size.  UnsupportedError where this executor cannot add to the network's products.
+        """
+
+    def detach(self, number: int) -> None:
+        """Let go of it: no sequence has it any more."""
 
     def padding(self, rows: Rows) -> int:
         """How many token slots `step` computes for `rows` that belong to no token (attention padding)."""

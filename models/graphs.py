@@ -89,6 +89,8 @@ class Graphs:
     def padding(self, rows: Rows) -> int:
         """Rows that are computed for nobody; -1 if this is no step for a graph."""
         count = len(rows.tables)
+        if rows.adapters is not None and any(rows.adapters):
+            return -1  # what they add is not recorded
         if not len(rows.tokens) == len(rows.wanted) == count <= self._sizes[-1]:
             return -1
         if max(map(len, rows.tables)) > self._width:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from models.cache import CacheView
+from models.lora import Additions
 from models.varlen import Spans
 
 
@@ -30,6 +31,7 @@ class Ragged:
     cache: CacheView | None = None
     wanted: Tensor | None = None  # [M]
     spans: Spans | None = None
+    additions: Additions | None = None  # of adapters, to the network's products
 
     @classmethod
     def of(

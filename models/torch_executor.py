@@ -6,6 +6,7 @@ anew.
 """
 
 from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from itertools import pairwise
 
 import torch
@@ -13,9 +14,11 @@ from torch import Tensor
 
 from models.attention import padding
 from models.cache import CacheView, PagedCache
+from models.errors import UnsupportedError
 from models.executor import Rows
 from models.graphs import Computed, Graphs, InPlace
 from models.heads import LanguageHead
+from models.lora import Additions, Lora, Tiles, names_of, of_rows
 from models.ragged import Ragged
 from models.sheet import Sheet
 from models.transformer import Transformer
@@ -43,6 +46,7 @@ class TorchExecutor:
         self._poisoned: set[int] = set()  # blocks that hold numbers that are none
         self._unsure: set[int] = set()  # blocks of a step that raised: nobody has looked at what it stored
         self._kernel = None if in_place is None else in_place.kernel
+        self._names, self._loras, self._attached = names_of(network, config), dict[int, Lora](), 0
         self.cache: PagedCache | None = None
         self._graphs: Graphs | None = None
         if block_count:
@@ -80,6 +84,18 @@ class TorchExecutor:
         out = states if self.head is None else self.head(states)
         return out.float(), finite
 
+    def attach(self, adapter: Lora) -> int:
+        if adapter.keys() - set(self._names.values()):
+            message = "products are held to the bit here, and sums with what an adapter adds are not: load it merged"
+            raise UnsupportedError(message)
+        like = self.network.tokens.weight
+        self._attached += 1
+        self._loras[self._attached] = {name: low.to(like) for name, low in adapter.items()}
+        return self._attached
+
+    def detach(self, number: int) -> None:
+        del self._loras[number]
+
     def padding(self, rows: Rows) -> int:
         if self._kernel is not None:
             return 0 if self._graphs is None else max(self._graphs.padding(rows), 0)
@@ -89,7 +105,8 @@ class TorchExecutor:
     def _batch(self, rows: Rows, slots: list[int]) -> Ragged:
         if self._kernel is not None:
             sheet = Sheet(rows, slots, max(map(len, rows.tables)))
-            return sheet.read(sheet.on(self.device), self._kernel, self.cache, self.network.config.max_positions)
+            read = sheet.read(sheet.on(self.device), self._kernel, self.cache, self.network.config.max_positions)
+            return replace(read, additions=self._additions(rows))
         cache = None
         if self.cache is not None:
             places = self.cache.places(self._tensor(slots))
@@ -101,7 +118,15 @@ class TorchExecutor:
             segments=None if rows.segments is None else self._tensor(rows.segments),
             cache=cache,
             wanted=self._tensor(rows.wanted) if len(rows.wanted) < len(rows.tokens) else None,
+            additions=self._additions(rows),
         )
+
+    def _additions(self, rows: Rows) -> Additions | None:
+        if rows.adapters is None or not any(rows.adapters):
+            return None
+        each = of_rows(rows.adapters, rows.starts)
+        wanted = [each[row] for row in rows.wanted]
+        return Additions(self._names, self._loras, Tiles.of(each, self.device), Tiles.of(wanted, self.device))
 
     def _tensor(self, values: list[int]) -> Tensor:
         return torch.tensor(values, dtype=torch.int64, device=self.device)

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from models.attention import Frame, build_attention
 from models.config import ModelConfig
+from models.lora import Through, plain
 from models.positions import Rotary, build_distances, build_embedding, build_rotary
 from models.ragged import Ragged
 
@@ -39,11 +40,11 @@ class MLP(nn.Module):
         self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
         self.activation = ACTIVATIONS[config.activation]
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[T, W] to [T, W]."""
-        inner = self.activation(self.up(x)) if self.gate is None else self.activation(self.gate(x)) * self.up(x)
-        out: Tensor = self.down(inner)
-        return out
+    def forward(self, x: Tensor, through: Through = plain) -> Tensor:
+        """[T, W] to [T, W]; `through` is how rows go through a linear layer."""
+        up = through(self.up, x)
+        inner = self.activation(up) if self.gate is None else self.activation(through(self.gate, x)) * up
+        return through(self.down, inner)
 
 
 class PreBlock(nn.Module):
@@ -59,7 +60,7 @@ class PreBlock(nn.Module):
     def forward(self, x: Tensor, frame: Frame) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the wanted rows."""
         x = frame.narrow(x + self.attention(self.attention_norm(x), frame), self.layer)
-        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+        return x + self.mlp(self.mlp_norm(x), frame.products(self.layer))  # type: ignore[no-any-return]
 
 
 class PostBlock(PreBlock):
@@ -68,7 +69,7 @@ class PostBlock(PreBlock):
     def forward(self, x: Tensor, frame: Frame) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the wanted rows."""
         x = self.attention_norm(frame.narrow(x + self.attention(x, frame), self.layer))
-        return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
+        return self.mlp_norm(x + self.mlp(x, frame.products(self.layer)))  # type: ignore[no-any-return]
 
 
 class SandwichBlock(PreBlock):
@@ -81,7 +82,7 @@ class SandwichBlock(PreBlock):
     def forward(self, x: Tensor, frame: Frame) -> Tensor:
         """[T, W] to [T, W]; in the last layer to the wanted rows."""
         x = frame.narrow(x + self.attention_post_norm(self.attention(self.attention_norm(x), frame)), self.layer)
-        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x)))  # type: ignore[no-any-return]
+        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x), frame.products(self.layer)))  # type: ignore[no-any-return]
 
 
 BLOCKS: dict[str, type[PreBlock]] = {"pre": PreBlock, "post": PostBlock, "sandwich": SandwichBlock}

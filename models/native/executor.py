@@ -18,7 +18,9 @@ from torch import Tensor
 from models.errors import UnsupportedError
 from models.executor import Rows
 from models.heads import LanguageHead
+from models.lora import Lora
 from models.native import library as native
+from models.native.lora import PackedLora
 from models.native.memory import mapped
 from models.native.plan import BLOCK, Held, Packed, Precision, fill, unfit
 from models.transformer import Transformer
@@ -62,6 +64,7 @@ class NativeExecutor:
         self._out = torch.empty(0)
         self._likeliest = np.empty(0, np.int32)
         self._poisoned: set[int] = set()
+        self._config, self._loras, self._attached = network.config, dict[int, PackedLora](), 0
 
     def __del__(self) -> None:
         if model := getattr(self, "_model", None):
@@ -96,14 +99,27 @@ class NativeExecutor:
             integers(chain(*rows.tables)),
             integers(accumulate(map(len, rows.tables), initial=0)),
             integers(rows.wanted),
+            None if rows.adapters is None else np.fromiter(map(self._address, rows.adapters), np.uint64),
         ]
         addresses = [0 if array is None else array.ctypes.data for array in kept]
-        step = native.Rows(count, len(rows.tables), wanted, 0, *addresses)
+        rank = max((self._loras[number].rank for number in {*(rows.adapters or ())} - {0}), default=0)
+        step = native.Rows(count, len(rows.tables), wanted, rank, *addresses)
         told = spoiled.ctypes.data, self._likeliest.ctypes.data
         self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *told)
         if self.block_count and spoiled.any():
             self._poisoned |= self._blocks(rows, np.flatnonzero(spoiled).tolist())
         return out[:, : self._vocabulary] if self._generates else out
+
+    def attach(self, adapter: Lora) -> int:
+        self._attached += 1
+        self._loras[self._attached] = PackedLora(self._config, adapter)
+        return self._attached
+
+    def detach(self, number: int) -> None:
+        del self._loras[number]
+
+    def _address(self, number: int) -> int:
+        return self._loras[number].address if number else 0
 
     def padding(self, rows: Rows) -> int:  # noqa: ARG002
         """None: rows are computed as they are."""

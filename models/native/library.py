@@ -37,6 +37,10 @@ class Linear(Structure):
     )
 
 
+class LowRank(Structure):
+    _fields_ = (("a", c_void_p), ("halves", c_void_p), ("rank", c_int32), ("unused", c_int32))
+
+
 class Layer(Structure):
     _fields_ = (
         ("attention_norm", Norm),
@@ -72,10 +76,10 @@ class Plan(Structure):
 
 class Rows(Structure):
     _fields_ = (
-        *((name, c_int32) for name in ("count", "sequences", "wanted_count", "unused")),
+        *((name, c_int32) for name in ("count", "sequences", "wanted_count", "rank")),
         *(
             (name, c_void_p)
-            for name in ("tokens", "positions", "segments", "starts", "tables", "table_starts", "wanted")
+            for name in ("tokens", "positions", "segments", "starts", "tables", "table_starts", "wanted", "adapters")
         ),
     )
 
@@ -109,7 +113,7 @@ def fastest() -> ctypes.CDLL | None:
 def opened(path: Path) -> ctypes.CDLL:
     """Raises OSError if there is none, or it was made from other sources."""
     loaded = ctypes.CDLL(str(path))
-    for which, mirror in enumerate((Plan, Layer, Linear, Rows)):
+    for which, mirror in enumerate((Plan, Layer, Linear, Rows, LowRank)):
         if loaded.polyhead_sizes(which) != ctypes.sizeof(mirror):
             raise OSError(f"{path} does not fit: it was compiled from other sources")
     loaded.polyhead_open.restype = c_void_p

@@ -35,6 +35,19 @@ struct Linear {
     int32_t unused;
 };
 
+// What an adapter adds to a product's outputs: B (A x), the scale in B (models/lora.py).  Several matrices packed as one
+// have their A's one below the other; of B, each half of a block has the columns that are its own.
+struct LowRank {
+    struct Half {
+        const float* b;  // [rank][HALF]
+        int32_t from, rank;  // of the rows of A those that it mixes
+    };
+    const float* a;  // [R][K]
+    const Half* halves;  // [N / HALF]
+    int32_t rank;  // R; 0: nothing is added
+    int32_t unused;
+};
+
 // Rows to be multiplied: as floats, or as bytes with a scale a GROUP.
 struct Operand {
     float* floats;   // [M, K]
@@ -42,6 +55,10 @@ struct Operand {
     float* scales;   // [M, K / GROUP]
     int32_t* sums;   // [M, K / FINE] of the codes; where weights have 128 added, [M, K / GROUP] -128 times
     int inputs;      // K
+    float* low = nullptr;                   // [M, stride] A x of those rows that have an adapter
+    int stride = 0;
+    const LowRank* const* who = nullptr;    // [M] what row r has, for all products: this one's is who[r][which]
+    int which = 0;
 };
 
 struct Target {
@@ -187,9 +204,71 @@ INLINE void multiply_int4(const Linear& l, const uint8_t* w, int lane, const Ope
     }
 }
 
-// From a product to what is wanted: scale, bias, then the activation, the gate or the sum with what is there.
+// R rows' A x, N rows of A at a time.  Each is added up alone, whatever is computed beside it.
+template <int R, int N>
+INLINE void lower(const LowRank& l, int k, const float* x, int inputs, float* low, int stride) {
+    const float* a = l.a + size_t(k) * inputs;
+    Floats f[R][N];
+    UNROLL(R, r, UNROLL(N, n, f[r][n] = zero()));
+    for (int i = 0; i < inputs; i += LANES) {
+        Floats v[R];
+        UNROLL(R, r, v[r] = load(x + size_t(r) * inputs + i));
+        UNROLL(N, n, Floats w = load(a + size_t(n) * inputs + i); UNROLL(R, r, f[r][n] = fma(w, v[r], f[r][n])));
+    }
+    UNROLL(R, r, UNROLL(N, n, low[size_t(r) * stride + k + n] = sum(f[r][n])));
+}
+
 template <int R>
-INLINE void finish(const Linear& l, int block, int lane, Floats (&f)[R][2], const Target& to, int row) {
+void lower(const LowRank& l, const Operand& x, int row) {
+    const float* values = x.floats + size_t(row) * x.inputs;
+    float* low = x.low + size_t(row) * x.stride;
+    int k = 0;
+    for (; k + 4 <= l.rank; k += 4) lower<R, 4>(l, k, values, x.inputs, low, x.stride);
+    for (; k < l.rank; ++k) lower<R, 1>(l, k, values, x.inputs, low, x.stride);
+}
+
+// Rows [a, b) of x, those beside each other that have the same adapter a few at a time.
+inline void lower(const Operand& x, int a, int b) {
+    constexpr int FEW = LANES == 16 ? 4 : 2;  // what the registers hold
+    while (a < b) {
+        int end = a + 1;
+        while (end < b && end < a + FEW && x.who[end] == x.who[a]) ++end;
+        if (x.who[a] && x.who[a][x.which].rank) {
+            const LowRank& l = x.who[a][x.which];
+            if (end - a == FEW) lower<FEW>(l, x, a);
+            else for (int r = a; r < end; ++r) lower<1>(l, x, r);
+        }
+        a = end;
+    }
+}
+
+// What adapters add to R rows of a tile, in one order for each row.
+template <int R>
+INLINE void adapt(const Operand& x, int row, int block, int lane, Floats (&f)[R][2]) {
+    const LowRank* const* who = x.who + row;
+    const float* low = x.low + size_t(row) * x.stride;
+    bool alike = true;
+    for (int r = 1; r < R; ++r) alike &= who[r] == who[0];
+    if (alike) {
+        if (!who[0] || !who[0][x.which].rank) return;
+        UNROLL(2, h, const LowRank::Half& half = who[0][x.which].halves[2 * block + h];
+            for (int k = 0; k < half.rank; ++k) {
+                Floats b = load(half.b + size_t(k) * HALF + lane);
+                UNROLL(R, r, f[r][h] = fma(b, all(low[size_t(r) * x.stride + half.from + k]), f[r][h]));
+            });
+        return;
+    }
+    UNROLL(R, r, if (who[r] && who[r][x.which].rank) {
+        UNROLL(2, h, const LowRank::Half& half = who[r][x.which].halves[2 * block + h];
+            for (int k = 0; k < half.rank; ++k)
+                f[r][h] = fma(load(half.b + size_t(k) * HALF + lane), all(low[size_t(r) * x.stride + half.from + k]),
+                              f[r][h]));
+    });
+}
+
+// From a product to what is wanted: scale, bias, what adapters add, then the activation, the gate or the sum with what is there.
+template <int R>
+INLINE void finish(const Linear& l, const Operand& x, int block, int lane, Floats (&f)[R][2], const Target& to, int row) {
     const int column = block * COLUMNS + lane;
     if (l.format == INT8) {
         Floats s0 = load(l.scales + column), s1 = load(l.scales + column + HALF);
@@ -199,6 +278,7 @@ INLINE void finish(const Linear& l, int block, int lane, Floats (&f)[R][2], cons
         Floats b0 = load(l.bias + column), b1 = load(l.bias + column + HALF);
         UNROLL(R, r, f[r][0] = add(f[r][0], b0); f[r][1] = add(f[r][1], b1));
     }
+    if (x.who) adapt<R>(x, row, block, lane, f);
     if (to.then == GATE) {  // the first half is the gate, the second what it lets through
         float* out = to.out + size_t(row) * to.stride + block * HALF + lane;
         UNROLL(R, r, store(out + size_t(r) * to.stride, mul(activated(to.activation, f[r][0]), f[r][1])));
@@ -224,7 +304,7 @@ void tile(const Linear& l, int block, const Operand& x, int row, const Target& t
         else if (l.format == INT8) multiply_int8<R>(l, w, lane, x, row, f, ahead);
         else if (l.format == INT4) multiply_int4<R, false>(l, w, lane, x, row, f, ahead);
         else multiply_int4<R, true>(l, w, lane, x, row, f, ahead);
-        finish<R>(l, block, lane, f, to, row);
+        finish<R>(l, x, block, lane, f, to, row);
         ahead = {w, 0};
     }
 }

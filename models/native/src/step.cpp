@@ -16,6 +16,7 @@
 #include "threads.hpp"
 
 enum Order : int32_t { PRE = 0, POST = 1, SANDWICH = 2 };
+enum Product { QKV = 0, OUTPUT = 1, UP = 2, DOWN = 3, PRODUCTS = 4 };
 
 struct Layer {
     Norm attention_norm, mlp_norm, attention_post_norm, mlp_post_norm;
@@ -42,11 +43,14 @@ struct Plan {
 };
 
 struct Rows {
-    int32_t count, sequences, wanted_count, unused;
+    int32_t count, sequences, wanted_count;
+    int32_t rank;                                  // the largest of what adapters add
     const int32_t *tokens, *positions, *segments;  // [T]; segments may be null: all 0
     const int32_t* starts;                         // [N + 1]
     const int32_t *tables, *table_starts;          // blocks of sequence n: tables[table_starts[n] .. table_starts[n + 1])
     const int32_t* wanted;                         // [M], ascending
+    const LowRank* const* adapters;                // [N] what is added to a sequence's products, PRODUCTS a layer, or
+                                                   // null; null: none has any
 };
 
 namespace {
@@ -89,7 +93,7 @@ class Room {  // memory that grows and starts as zeros
 };
 
 struct Own {  // of one thread
-    Room<float> floats, scales, row, hidden, sandwich, scores, mixed;
+    Room<float> floats, scales, row, hidden, sandwich, scores, mixed, low;
     Room<int8_t> codes;
     Room<int32_t> sums;
     Room<const void*> blocks;
@@ -144,7 +148,7 @@ class Model {
         lay_out();
         for (auto& counter : counters_) counter.n.store(0, std::memory_order_relaxed);
         for (auto& claims : claims_) claims.n.store(team_.size(), std::memory_order_relaxed);
-        for (auto& own : own_) own.product = 0;
+        for (auto& own : own_) { own.product = 0; own.low.of(size_t(PANEL) * rows.rank); }
         team_.run([this](int thread) { compute(thread); });
     }
 
@@ -187,6 +191,12 @@ class Model {
         sequence_of_.resize(rows_.count);
         for (int n = 0; n < rows_.sequences; ++n)
             std::fill(sequence_of_.begin() + rows_.starts[n], sequence_of_.begin() + rows_.starts[n + 1], n);
+        if (rows_.adapters) {
+            who_.resize(rows_.count);
+            last_who_.resize(rows_.wanted_count);
+            for (int row = 0; row < rows_.count; ++row) who_[row] = rows_.adapters[sequence_of_[row]];
+            for (int i = 0; i < rows_.wanted_count; ++i) last_who_[i] = who_[rows_.wanted[i]];
+        }
         const int items = int(tiles_.size()) * plan_.kv_heads * splits_;
         parts_ = (longest_ + PART - 1) / PART;
         apart_ = parts_ > 1 && items < 4 * team_.size();
@@ -224,7 +234,7 @@ class Model {
         team_.wait();
         for (int l = 0; l < plan_.depth; ++l) {
             each_panel(thread, rows_.count, counters_[2 * l], [&](const Crew& crew, int a, int b) {
-                if (l) close(crew, plan_.layers[l - 1], x_, attn_, a, b);
+                if (l) close(crew, l - 1, x_, attn_, who_, a, b);
                 open(crew, l, a, b);
             });
             team_.wait();
@@ -234,7 +244,7 @@ class Model {
         }
         narrow(thread);
         each_panel(thread, rows_.wanted_count, counters_[2 * plan_.depth], [&](const Crew& crew, int a, int b) {
-            close(crew, plan_.layers[plan_.depth - 1], last_x_, last_attn_, a, b);
+            close(crew, plan_.depth - 1, last_x_, last_attn_, last_who_, a, b);
         });
         team_.wait();
         answer(thread);
@@ -288,13 +298,29 @@ class Model {
         return {own.floats.get(), own.codes.get(), own.scales.get(), own.sums.get(), inputs};
     }
 
+    using Who = std::vector<const LowRank*>;
+    struct Added {  // to a product
+        const LowRank* const* who;  // of its rows; null: nothing
+        int which;
+    };
+    Added added_to(int layer, Product product, const Who& who, int row) const {
+        return {rows_.adapters ? who.data() + row : nullptr, layer * PRODUCTS + product};
+    }
+
     // Rows of a product: `values(r)` are row r's floats; every thread has them all when this returns.
     template <class F>
-    Operand prepared(const Crew& crew, const Linear& l, int count, bool repeatable, F&& values) {
+    Operand prepared(const Crew& crew, const Linear& l, const Added& added, int count, bool repeatable, F&& values) {
         const bool own = !crew.together || (repeatable && count <= FEW);
-        const Operand x = operand(own ? crew.thread : 0, l.inputs);
+        const int whose = own ? crew.thread : 0;
+        Operand x = operand(whose, l.inputs);
+        x.low = own_[whose].low.get(); x.stride = rows_.rank; x.who = added.who; x.which = added.which;
         const auto [a, b] = own ? std::pair(0, count) : crew.share(count);
-        for (int r = a; r < b; ++r) prepare(x, l.format, r, values(r));
+        for (int r = a; r < b; ++r) {
+            const float* row = values(r);
+            prepare(x, l.format, r, row);
+            if (x.who && x.who[r] && l.format != FLOAT32) prepare(x, FLOAT32, r, row);
+        }
+        if (x.who) lower(x, a, b);
         if (!own) crew.meet();
         return x;
     }
@@ -332,7 +358,7 @@ class Model {
     void open(const Crew& crew, int l, int a, int b) {
         const Layer& layer = plan_.layers[l];
         float* row = own_[crew.thread].row.get();
-        const Operand x = prepared(crew, layer.qkv, b - a, true, [&](int r) {
+        const Operand x = prepared(crew, layer.qkv, added_to(l, QKV, who_, a), b - a, true, [&](int r) {
             const float* values = x_ + size_t(a + r) * width_;
             if (plan_.order == POST || !layer.attention_norm.weight) return values;
             norm(layer.attention_norm, values, row);
@@ -347,22 +373,25 @@ class Model {
     }
 
     // And from there to its end.
-    void close(const Crew& crew, const Layer& layer, float* x, const float* attn, int a, int b) {
+    void close(const Crew& crew, int l, float* x, const float* attn, const Who& who, int a, int b) {
+        const Layer& layer = plan_.layers[l];
         const int count = b - a;
         Own& own = own_[crew.thread];
         float* row = own.row.get();
         float* rows = x + size_t(a) * width_;
         auto at = [&](int r) { return rows + size_t(r) * width_; };
-        Operand in = prepared(crew, layer.output, count, true, [&](int r) { return attn + size_t(a + r) * attended_; });
+        Operand in = prepared(crew, layer.output, added_to(l, OUTPUT, who, a), count, true,
+                              [&](int r) { return attn + size_t(a + r) * attended_; });
         added(crew, layer.output, in, count, rows, layer.attention_norm, layer.attention_post_norm, &layer.up);
-        in = prepared(crew, layer.up, count, true, [&](int r) {
+        in = prepared(crew, layer.up, added_to(l, UP, who, a), count, true, [&](int r) {
             if (plan_.order == POST) return (const float*)at(r);
             norm(layer.mlp_norm, at(r), row);
             return (const float*)row;
         });
         float* hidden = own_[crew.together ? 0 : crew.thread].hidden.get();
         product(crew, layer.up, in, count, {hidden, hidden_, plan_.gated ? GATE : ACTIVATE, plan_.activation}, &layer.down);
-        in = prepared(crew, layer.down, count, true, [&](int r) { return hidden + size_t(r) * hidden_; });
+        in = prepared(crew, layer.down, added_to(l, DOWN, who, a), count, true,
+                      [&](int r) { return hidden + size_t(r) * hidden_; });
         added(crew, layer.down, in, count, rows, layer.mlp_norm, layer.mlp_post_norm, nullptr);
     }
 
@@ -550,7 +579,7 @@ class Model {
         for (int a = 0; a < rows_.wanted_count; a += PANEL) {
             const int count = std::min(PANEL, rows_.wanted_count - a);
             float* row = own_[thread].row.get();
-            const Operand x = prepared(crew, p.head, count, true, [&](int r) {
+            const Operand x = prepared(crew, p.head, {nullptr, 0}, count, true, [&](int r) {
                 const float* values = last_x_ + size_t(a + r) * width_;
                 if (!p.final_norm.weight) return values;
                 norm(p.final_norm, values, row);
@@ -584,6 +613,7 @@ class Model {
     std::vector<Outcome> outcomes_;
     std::vector<AttentionTile> tiles_;
     std::vector<int32_t> own_tables_, own_starts_, sequence_of_;
+    Who who_, last_who_;  // what is added to each row, to each wanted one
 };
 
 }  // namespace
@@ -601,7 +631,7 @@ EXPORT const char* polyhead_made_of() { return MADE_OF; }
 
 // Sizes that Python's mirror of the structures must have.
 EXPORT int polyhead_sizes(int which) {
-    const size_t sizes[] = {sizeof(Plan), sizeof(Layer), sizeof(Linear), sizeof(Rows)};
+    const size_t sizes[] = {sizeof(Plan), sizeof(Layer), sizeof(Linear), sizeof(Rows), sizeof(LowRank)};
     return int(sizes[which]);
 }
 
