@@ -174,9 +174,9 @@ class Attention(nn.Module):
         """[T, W] to [T, W]."""
         width = self.config.head_width
         through = frame.products()
-        query = self.query_norm(through(self.query, x).unflatten(-1, (-1, width)))
-        key = self.key_norm(through(self.key, x).unflatten(-1, (-1, width)))
-        value = through(self.value, x).unflatten(-1, (-1, width))
+        query = self.query_norm(through(self.query, x).view(len(x), -1, width))
+        key = self.key_norm(through(self.key, x).view(len(x), -1, width))
+        value = through(self.value, x).view(len(x), -1, width)
         turns = frame.window_turns if self.config.is_windowed(self.layer) else frame.turns
         if turns is not None:
             query, key = rotate(query, turns), rotate(key, turns)

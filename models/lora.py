@@ -50,7 +50,7 @@ def products(config: ModelConfig) -> dict[str, tuple[int, int]]:
 
 def names_of(network: nn.Module, config: ModelConfig) -> dict[nn.Module, str]:
     """Those products of a network, by the module that computes each; layers that share weights share a name."""
-    known, names = products(config), {}
+    known, names = products(config), dict[nn.Module, str]()
     for name, module in network.named_modules():
         _, _, inner = name.partition(".")
         layer, _, leaf = inner.partition(".")

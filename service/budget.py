@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import cast
 
+from models.checkpoint.beside import Laid
 from models.checkpoint.description import Description
 from models.checkpoint.estimate import Size, size
 from models.checkpoint.precision import Suited, suited
@@ -29,6 +30,7 @@ from service.settings import Settings
 CACHE_TOKENS = 16_384  # of a generator on a CPU, unless its context is longer or memory scarce
 FEWEST = 256  # tokens of a cache that are worth proposing
 MIB = 1 << 20
+PADDED = 1.1  # an adapter's matrices as they are packed, of their own size
 FLOAT = 4
 
 
@@ -104,6 +106,15 @@ class Need:
     def __str__(self) -> str:
         cache = f", cache {mib(self.cache)} ({self.cache_tokens} tokens)" if self.blocks else ""
         return f"{mib(self.total)} MiB (weights {mib(self.weights)}{cache}, workspace {mib(self.workspace)})"
+
+
+def need_beside(name: str, laid: Laid, place: Place) -> Need:
+    """Of an adapter: its matrices, packed with padding where the compiled step reads them, and its head."""
+    low, head = laid.numbers
+    each = FLOAT if place.instructions else place.dtype.itemsize
+    part = FLOAT * low if place.instructions else 0
+    weights = int(low * each * PADDED) + head * place.dtype.itemsize
+    return Need(name, weights, cache=0, workspace=0, loading=part, blocks=0, block_size=0)
 
 
 def need(model: Sized, settings: Settings, blocks: int) -> Need:
@@ -238,22 +249,29 @@ class Budget:
     def free(self) -> int:
         return self.limit - sum(held.total for held in self._held)
 
-    def plan(self, model: Sized, others: Sequence[Sized] = ()) -> Need:
+    def plan(self, model: Sized, others: Sequence[Sized] = (), kept: int = 0) -> Need:
         """What a model is given.  Where memory is short its cache shrinks, and `others`, still to come, are left what
-        they need at least, if that is possible.  Raises NoRoom."""
+        they need at least, if that is possible; and so are `kept` bytes.  Raises NoRoom."""
         smallest = least(model, self._settings)
         if smallest.total > self.free:
             raise NoRoom(self.refusal(model, smallest))
         blocks = most_blocks(model, self._settings)
         if blocks <= smallest.blocks:
             return smallest
-        spare = self.free - smallest.total - sum(least(other, self._settings).total for other in others)
+        spare = self.free - kept - smallest.total - sum(least(other, self._settings).total for other in others)
         room = smallest.total + max(spare, 0) // (1 + sum(other.generates for other in others))
         blocks = highest(smallest.blocks, blocks, lambda count: need(model, self._settings, count).total <= room)
         return need(model, self._settings, blocks)
 
     def take(self, need: Need) -> None:
         self._held.append(need)
+
+    def take_beside(self, need: Need) -> None:
+        """What an adapter needs.  Raises NoRoom."""
+        if need.total > self.free:
+            free = f"{mib(max(self.free, 0))} of {mib(self.limit)} MiB are free"
+            raise NoRoom(f"{need.name} needs {mib(need.total)} MiB, and {free}")
+        self.take(need)
 
     def release(self, need: Need) -> None:
         self._held.remove(need)

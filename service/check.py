@@ -7,11 +7,14 @@ the other in one budget, so that what it says fits is what will be loaded.
 from collections.abc import Sequence
 
 from models import checkpoint
+from models.checkpoint.beside import Trunk
+from models.checkpoint.description import Description
+from models.checkpoint.precision import suited
 from service import machine
-from service.budget import MIB, Budget, Need, Sized, least, mib, sized
+from service.budget import MIB, Budget, Need, Sized, least, mib, need_beside, sized
 from service.errors import NoRoom
 from service.place import placed
-from service.settings import NAME, Settings
+from service.settings import Settings, is_name, trunk_of
 
 HEADER = ("model", "weights", "cache", "workspace", "total")
 
@@ -21,7 +24,7 @@ def named(sources: Sequence[str]) -> dict[str, str]:
     models: dict[str, str] = {}
     for number, given in enumerate(sources, 1):
         name, equals, source = given.partition("=")
-        if equals and NAME.fullmatch(name):
+        if equals and is_name(name):
             models[name] = source
         else:
             models["model" if number == 1 else f"model-{number}"] = given
@@ -30,20 +33,34 @@ def named(sources: Sequence[str]) -> dict[str, str]:
 
 def checked(settings: Settings) -> tuple[str, bool]:
     """A table in MiB with what to say below it, and whether everything fits.  Raises ModelError."""
-    models = [sized(name, checkpoint.describe(source)) for name, source in settings.models.items()]
+    described = {name: checkpoint.describe(source) for name, source in settings.models.items() if not trunk_of(name)}
+    models = [sized(name, what) for name, what in described.items()]
+    adapters = [beside(name, described[trunk_of(name)], settings) for name in settings.models if trunk_of(name)]
+    kept = sum(adapter.total for adapter in adapters)
     free = machine.spendable_memory(placed(settings).device)
     budget = Budget(settings.memory_mib * MIB or free, settings)
     needs, complaints = [], []
     for number, model in enumerate(models):
         try:
-            planned = budget.plan(model, models[number + 1 :])
+            planned = budget.plan(model, models[number + 1 :], kept)
             budget.take(planned)
         except NoRoom as error:
             complaints.append(error.message)
             planned = least(model, settings)
         needs.append(planned)
+    for adapter in adapters:
+        try:
+            budget.take_beside(adapter)
+        except NoRoom as error:
+            complaints.append(error.message)
     said = complaints or [shrunk(model, planned) for model, planned in zip(models, needs, strict=True)]
-    return "\n".join([table(needs), bounds(settings, free), *filter(None, said)]), not complaints
+    return "\n".join([table([*needs, *adapters]), bounds(settings, free), *filter(None, said)]), not complaints
+
+
+def beside(name: str, trunk: Description, settings: Settings) -> Need:
+    """Of an adapter over one of the models."""
+    laid = Trunk(trunk).lay(checkpoint.place(settings.models[name]))
+    return need_beside(name, laid, placed(settings, suited(trunk.entries.values()), trunk.config))
 
 
 def shrunk(model: Sized, planned: Need) -> str:

@@ -13,7 +13,8 @@ from pydantic_core import PydanticUndefined
 from service.settings import Settings, SettingsError, unknown_setting
 
 ABOUT = """Serve models: NAME=SOURCE, where a source is a folder, a GGUF file or a hub id; "+FOLDER" after it
-merges a PEFT adapter. Without any, the quick-start models are fetched and served."""
+merges a PEFT adapter. NAME:OTHER=FOLDER lays one over the model NAME, beside others: one network for all of them.
+Without any, the quick-start models are fetched and served."""
 ORDER = """Flags go over the environment (POLYHEAD_PORT=8000), that over the file of --config, that over the
 defaults."""
 

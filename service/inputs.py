@@ -173,6 +173,7 @@ def request_for(model: Model, asked: Reading, terms: Terms) -> Encode:
         top_k=asked.top_k,
         targets=tuple(word_of(model, word, f"targets[{index}]") for index, word in enumerate(asked.targets)),
         terms=terms,
+        adapter=model.adapter,
     )
 
 

@@ -17,13 +17,15 @@ from torch import nn
 
 from models import checkpoint
 from models.checkpoint import Checkpoint
+from models.checkpoint.beside import Laid, Trunk
 from models.checkpoint.description import Description
-from models.checkpoint.precision import Suited
+from models.checkpoint.precision import Suited, suited
 from models.executor import Executor
 from models.heads import LanguageHead
+from models.invariant import make_head_invariant
 from models.native.plan import hollow, unfit
 from service import machine
-from service.budget import Budget, Need, Sized, sized
+from service.budget import Budget, Need, Sized, need_beside, sized
 from service.engine.encoder import Encoder
 from service.engine.engine import Engine, Failure, attempt, settle
 from service.engine.generator import Generator
@@ -32,6 +34,7 @@ from service.engine.worker import Worker
 from service.executors import called, executor_of, prepare
 from service.model import Model
 from service.place import Place, placed, unable
+from service.request import Task
 from service.settings import Settings
 
 HOLD_S = 0.02  # how long the engine's thread reads before the others have a turn
@@ -51,13 +54,23 @@ class Described:
     sized: Sized
 
 
+@dataclass(frozen=True)
+class Beside:
+    """An adapter that is understood but not read, and what it needs."""
+
+    source: str
+    laid: Laid
+    need: Need
+
+
 @dataclass(frozen=True, eq=False)
 class Served:
-    """A model at work, and what it holds of the budget."""
+    """A model at work, and what it holds of the budget.  An adapter has the worker and the trunk of another."""
 
     model: Model
     worker: Worker
     need: Need
+    trunk: Trunk
 
 
 class Loader:
@@ -85,17 +98,56 @@ class Loader:
         with self._timed("describe"):
             return await aside(read)
 
-    async def load(self, described: Described, heard: Heard, others: Sequence[Sized] = ()) -> Served:
+    async def lay(self, name: str, source: str, trunk: Trunk) -> Beside:
+        """An adapter over a trunk, described.  Raises as `describe` does."""
+
+        def read() -> Beside:
+            laid = trunk.lay(checkpoint.place(source))
+            place = placed(self._settings, suited(trunk.what.entries.values()), trunk.what.config)
+            return Beside(source, laid, need_beside(name, laid, place))
+
+        with self._timed("describe"):
+            return await aside(read)
+
+    async def attach(self, beside: Beside, trunk: Served) -> Served:
+        """Let requests for an adapter in.  Raises NoRoom, ModelError, StepFailed."""
+        began = time.perf_counter()
+        with ExitStack() as undo:
+            self.budget.take_beside(beside.need)
+            undo.callback(self.budget.release, beside.need)
+            with self._timed("read and pack"):
+                number = await self._engine.call(lambda: self._attach(beside, trunk))
+            model = adapted(trunk.model, beside, number)
+            self._engine.join(trunk.worker, number, model.name, model.task)
+            undo.pop_all()
+        size, seconds = beside.need.weights / 2**20, time.perf_counter() - began
+        log.info("%s is ready: laid over %s, %.1f MiB, in %.3f s", model.name, trunk.model.name, size, seconds)
+        return Served(model, trunk.worker, beside.need, trunk.trunk)
+
+    def _attach(self, beside: Beside, trunk: Served) -> int:
+        """On the engine's thread."""
+        what = trunk.trunk.what
+        place = placed(self._settings, suited(what.entries.values()), what.config)
+        lora, head = trunk.trunk.read(beside.laid, place.dtype, place.device)
+        if isinstance(trunk.worker, Encoder):
+            if head is not None and place.instructions:
+                make_head_invariant(head)
+            return trunk.worker.attach(lora, cast(Task, beside.laid.what.head.task), cast(Head | None, head))
+        assert isinstance(trunk.worker, Generator)
+        return trunk.worker.attach(lora)
+
+    async def load(self, described: Described, heard: Heard, others: Sequence[Sized] = (), kept: int = 0) -> Served:
         """A worker that takes requests; `heard` is told, on the engine's thread, how much is read.
 
-        Raises NoRoom, Stopped, ModelError, and what a checkpoint makes a library raise.  `others` come later.
+        Raises NoRoom, Stopped, ModelError, and what a checkpoint makes a library raise.  `others` come later, and what
+        takes `kept` bytes.
         """
         place = placed(self._settings, described.sized.suited, described.sized.config)
         if place.instructions and self._settings.precision == "auto":
             log.info("%s: %s", described.sized.name, explained(described.sized.suited))
         if self._place.instructions and not place.instructions:
             log.info("%s: %s", described.sized.name, apart(unfit(described.sized.config), self._place))
-        need, began = self.budget.plan(described.sized, others), time.perf_counter()
+        need, began = self.budget.plan(described.sized, others, kept), time.perf_counter()
         with ExitStack() as undo:
             self.budget.take(need)
             undo.callback(self.budget.release, need)
@@ -108,7 +160,7 @@ class Loader:
                 await self._engine.call(machine.trim)  # of what was read the allocator keeps as much again
             self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
-        served = Served(model_of(need, loaded, place), worker, need)
+        served = Served(model_of(need, loaded, place), worker, need, Trunk(described.what))
         warm, size = time.perf_counter() - read, need.weights / 2**20
         how = f"{place.precision} by {served.model.executor}"
         told = (need.name, loaded.family, loaded.task, how, size, read - began, warm)
@@ -123,7 +175,10 @@ class Loader:
 
     async def retire(self, served: Served, drain_s: float) -> None:
         """Nothing new is submitted: what runs may end in time, then the worker is let go of."""
-        await self._engine.retire(served.worker, drain_s)
+        if served.model.adapter:
+            await self._engine.part(served.worker, served.model.adapter, drain_s)
+        else:
+            await self._engine.retire(served.worker, drain_s)
         self.budget.release(served.need)
 
     async def give_back(self) -> None:
@@ -207,6 +262,21 @@ def model_of(need: Need, loaded: Checkpoint, place: Place) -> Model:
         return model
     log.warning("%s: its context is %d tokens, its cache holds %d", model.name, model.max_tokens, need.cache_tokens)
     return replace(model, max_tokens=need.cache_tokens)
+
+
+def adapted(trunk: Model, beside: Beside, number: int) -> Model:
+    """What is served of an adapter: its task and labels, the rest is its trunk's."""
+    what = beside.laid.what
+    return replace(
+        trunk,
+        name=beside.need.name,
+        task=cast(Task, what.head.task),
+        labels=what.head.labels,
+        max_tokens=trunk.max_tokens if trunk.task == "generate" else what.max_tokens,
+        source=beside.source,
+        created=int(time.time()),
+        adapter=number,
+    )
 
 
 async def aside(function: Callable[[], T]) -> T:

@@ -19,6 +19,7 @@ class Model:
     """`max_tokens` counts special tokens; `width` is the length of an embedding; `created` in seconds since 1970.
 
     `prompts` are what may be put before a text, by name; the one without a name is put before every text.
+    `adapter` is its number where it shares the network of another model; 0: it has its own.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Model:
     stop_tokens: frozenset[int]
     prompts: Mapping[str, str] = field(default_factory=dict)
     pooling: str = ""
+    adapter: int = 0
 
 
 @contextmanager

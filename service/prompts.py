@@ -55,6 +55,7 @@ def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> 
                 sampling=replace(asked.sampling, seed=seed),
                 logprobs=asked.logprobs,
                 terms=terms,
+                adapter=model.adapter,
             )
         )
     return requests

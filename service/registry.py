@@ -8,18 +8,19 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
+from models.checkpoint.beside import Trunk
 from models.errors import ModelError
 from service.change import Change
 from service.engine.engine import Engine, Stream
 from service.engine.worker import Worker
 from service.errors import BadRequest, Conflict, NotFound, PolyheadError, Stopped, Unavailable, WrongTask
-from service.loader import Described, Executed, Loader, Served
+from service.loader import Beside, Described, Executed, Loader, Served
 from service.model import Known, Model, State, concerning
 from service.request import Request, Task
-from service.settings import NAME, Settings, SettingsError
+from service.settings import NAME, Settings, SettingsError, is_name, trunk_of
 
 LATE_S = 1.0  # for requests that found a model before it was taken away and are not submitted yet
 LONGEST_WAIT = 60  # seconds
@@ -59,6 +60,7 @@ class Registry:
         self._served: dict[str, Served] = {}
         self._retiring: list[Served] = []
         self._aliases: dict[str, str] = {}
+        self._trunks = {name: trunk_of(name) for name in settings.models if trunk_of(name)}  # of adapters laid over one
         self._change: Change | None = None  # the last one
         self._began = time.monotonic()
 
@@ -123,10 +125,17 @@ class Registry:
         self._began = time.monotonic()
         change = self._change = Change("", "loading the models of the settings")
         described: dict[str, Described] = {}
+        beside: dict[str, Beside] = {}
         for name, source in self._sources.items():
-            await self._attempt(name, self._describe(name, source, described))
+            if not trunk_of(name):
+                await self._attempt(name, self._describe(name, source, described))
+        for name, source in self._sources.items():
+            if trunk_of(name):
+                await self._attempt(name, self._lay(name, source, described, beside))
         for name in list(described):
-            await self._attempt(name, self._load_first(name, described))
+            await self._attempt(name, self._load_first(name, described, beside))
+        for name in beside:
+            await self._attempt(name, self._attach_first(beside[name]))
         change.phase = "over"
 
     async def _attempt(self, name: str, work: Coroutine[Any, Any, None]) -> None:
@@ -143,32 +152,64 @@ class Registry:
     async def _describe(self, name: str, source: str, described: dict[str, Described]) -> None:
         described[name] = await self._loader.describe(name, source)
 
-    async def _load_first(self, name: str, described: dict[str, Described]) -> None:
+    async def _lay(self, name: str, source: str, described: Mapping[str, Described], beside: dict[str, Beside]) -> None:
+        trunk = trunk_of(name)
+        if trunk not in described:
+            raise broken_trunk(trunk, self._states[trunk])
+        beside[name] = await self._loader.lay(name, source, Trunk(described[trunk].what))
+
+    async def _attach_first(self, beside: Beside) -> None:
+        trunk = trunk_of(beside.need.name)
+        if trunk not in self._served:
+            raise broken_trunk(trunk, self._states[trunk])
+        self._publish(await self._loader.attach(beside, self._served[trunk]))
+
+    async def _load_first(self, name: str, described: dict[str, Described], beside: Mapping[str, Beside]) -> None:
         def heard(fraction: float) -> None:
             self._states[name] = State("loading", fraction)
 
         heard(0.0)
         mine = described.pop(name)
-        self._publish(await self._loader.load(mine, heard, [other.sized for other in described.values()]))
+        kept = sum(other.need.total for other in beside.values())
+        self._publish(await self._loader.load(mine, heard, [other.sized for other in described.values()], kept))
 
     # Later
 
-    def load(self, name: str, source: str) -> Change:
-        """One more model.  Raises BadRequest or Conflict before anything is begun."""
+    def load(self, name: str, source: str, *, merge: bool = False) -> Change:
+        """One more model; a name BASE:NAME is that of an adapter of the model BASE.
+
+        `merge` makes a model of its own of both.  Raises BadRequest, NotFound or Conflict before anything is begun.
+        """
         refuse_name(name, "name")
         if name in self._states:
             raise Conflict(f"{name} is served already; reload it, or unload it first", param="name")
         if name in self._aliases:
             raise Conflict(f"{name} is an alias of {self._aliases[name]}; remove it first", param="name")
+        trunk = self._trunk(name, merge=merge)
+        if merge:
+            source = f"{self._sources[trunk]}+{source}"
         change = self._next(name, f"loading {name} from {source}")
-        return self._begin(change, self._load(change, source, 0.0))
+        return self._begin(change, self._load(change, source, 0.0, "" if merge else trunk))
+
+    def _trunk(self, name: str, *, merge: bool) -> str:
+        """Over which model the adapter of that name is to be laid, or with which it is to be merged; empty: none."""
+        trunk = trunk_of(name)
+        if merge and not trunk:
+            raise BadRequest(f"merge: a name like BASE:{name} says with what", param="merge")
+        if trunk and trunk not in self._served:
+            raise self._unavailable(trunk)
+        return trunk
 
     def reload(self, name: str, source: str, drain_s: float) -> Change:
         """The same name from its source, or from a new one; the old one serves until the new one is warm."""
         self._refuse_unknown(name)
+        self._refuse_trunk(name, [adapter for adapter in self._trunks if adapter in self._served])
+        trunk = self._trunks.get(name, "")
+        if trunk and trunk not in self._served:
+            raise self._unavailable(trunk)
         source = source or self._sources[name]
         change = self._next(name, f"reloading {name} from {source}")
-        return self._begin(change, self._load(change, source, drain_s))
+        return self._begin(change, self._load(change, source, drain_s, trunk))
 
     def unload(self, name: str, drain_s: float) -> Change:
         """The name is gone at once; what runs may end in `drain_s` seconds."""
@@ -176,9 +217,11 @@ class Registry:
         aliases = self._aliases_of(name)
         if aliases:
             raise Conflict(f"{name} has aliases: {', '.join(aliases)}; remove them first, or point them elsewhere")
+        self._refuse_trunk(name, self._trunks)
         change = self._next(name, f"unloading {name}")
         change.phase = "draining"
         del self._states[name], self._sources[name]
+        self._trunks.pop(name, None)
         return self._begin(change, self._unload(name, drain_s))
 
     def alias(self, alias: str, name: str) -> None:
@@ -222,15 +265,22 @@ class Registry:
         if outcome is not None:
             raise outcome
 
-    async def _load(self, change: Change, source: str, drain_s: float) -> None:
-        described = await self._loader.describe(change.name, source)
+    async def _load(self, change: Change, source: str, drain_s: float, trunk: str) -> None:
         old = [self._served[change.name]] if change.name in self._served else []
-        served = await self._loader.load(described, change.hear)
+        served = await self._loaded(change, source, trunk)
+        if trunk:
+            self._trunks[change.name] = trunk
         self._sources[change.name] = source
         self._publish(served)  # nothing is awaited in between: whoever asks finds the one or the other
         change.phase = "draining"
         while old:
             await self._retire(old.pop(), drain_s)
+
+    async def _loaded(self, change: Change, source: str, trunk: str) -> Served:
+        if trunk:
+            beside = await self._loader.lay(change.name, source, self._served[trunk].trunk)
+            return await self._loader.attach(beside, self._served[trunk])
+        return await self._loader.load(await self._loader.describe(change.name, source), change.hear)
 
     async def _unload(self, name: str, drain_s: float) -> None:
         if name in self._served:  # else it was broken
@@ -270,6 +320,11 @@ class Registry:
         if name not in self._states:
             raise NotFound(f"no model is called {name[:100]!r}; there are: {', '.join(self._states)}", param="model")
 
+    def _refuse_trunk(self, name: str, adapters: Iterable[str]) -> None:
+        """Conflict where one of these is laid over it."""
+        if adapters := [adapter for adapter in adapters if self._trunks[adapter] == name]:
+            raise Conflict(f"{name} has adapters: {', '.join(adapters)}; unload them first")
+
     def _unavailable(self, name: str) -> PolyheadError:
         if self.change and self.change.name == name and self.change.phase == "loading":
             return Unavailable(f"{name} is not ready yet, {self.change.fraction:.0%} is read", retry_after=1)
@@ -294,10 +349,18 @@ def refuse_unknown(settings: Settings) -> None:
     unknown = [name for name in settings.weights if name not in settings.models]
     if unknown:
         raise SettingsError(f"weights: no model is called {unknown[0]!r}; there are: {', '.join(settings.models)}")
+    adapters = [name for name in settings.weights if trunk_of(name)]
+    if adapters:
+        base = trunk_of(adapters[0])
+        raise SettingsError(f"weights: {adapters[0]!r} is computed with its trunk; give the weight to {base!r}")
+
+
+def broken_trunk(trunk: str, state: State) -> BadRequest:
+    return BadRequest(f"{trunk}, over which it is to be laid, could not be loaded: {state.why}")
 
 
 def refuse_name(name: str, param: str) -> None:
-    if not NAME.fullmatch(name):
+    if not (is_name(name) if param == "name" else NAME.fullmatch(name)):
         message = f"{param}: {name[:60]!r} is no name: letters, digits, dots, dashes and underscores, 128 at most"
         raise BadRequest(message, param=param)
 

@@ -49,6 +49,7 @@ class Generate:
     sampling: Sampling = field(default_factory=Sampling)
     logprobs: int = -1  # -1: none; 0: of the drawn token; n: and of the n likeliest
     terms: Terms = Terms()
+    adapter: int = 0  # of the worker's, by its number; 0: none
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Encode:
     top_k: int = 5
     targets: tuple[int, ...] = ()
     terms: Terms = Terms()
+    adapter: int = 0  # as in Generate; whose head reads, too
 
 
 Request = Generate | Encode

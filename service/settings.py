@@ -19,6 +19,8 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 PREFIX = "POLYHEAD_"
 NAME = re.compile(r"(?=.{1,128}$)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+LONGEST_NAME = 128
+ADAPTER = ":"  # between the name of a served model and that of an adapter laid over it
 # Kubernetes sets these for a Service called "polyhead" in every pod beside it: they are addresses, no settings.
 SERVICE_LINK = re.compile(r"POLYHEAD_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*)")
 LIBRARY_DEFAULTS = {
@@ -32,7 +34,7 @@ LIBRARY_DEFAULTS = {
 
 # Settings that are name=value pairs, and what one looks like.
 PAIRS = {
-    "models": "name=source, as in chat=./my-llama",
+    "models": "name=source, as in chat=./my-llama, or base:name=adapter for an adapter of the model base",
     "weights": "model=weight, as in chat=2",
     "api_keys": "name=key, as in search=a-long-secret",
 }
@@ -52,7 +54,8 @@ class Settings(BaseSettings):
     config: str = Field("", description="TOML file that sets any of these.")
     models: Annotated[Mapping[str, str], NoDecode] = Field(
         default_factory=dict,
-        description="Served models, name=source, separated by commas in the environment; none: the quick-start ones.",
+        description="Served models, name=source, separated by commas in the environment; none: the quick-start ones. "
+        "base:name=folder lays a PEFT adapter over the served model base, beside others.",
     )
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 is every interface.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
@@ -179,10 +182,13 @@ class Settings(BaseSettings):
 
     @field_validator("models", "api_keys")
     @classmethod
-    def named(cls, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    def named(cls, value: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
         for name in value:
-            if not NAME.fullmatch(name):
+            if not (is_name(name) if info.field_name == "models" else NAME.fullmatch(name)):
                 raise ValueError(f"{name!r} is no name: letters, digits, dots, dashes and underscores, 128 at most")
+            base = trunk_of(name) if info.field_name == "models" else ""
+            if base and base not in value:
+                raise ValueError(f"{name!r} is an adapter of {base!r}, which is not served; name its source too")
         return value
 
     @field_validator("model_dir")
@@ -222,6 +228,19 @@ class TomlSource(PydanticBaseSettingsSource):
         if unknown:
             raise SettingsError("\n".join(f"{path}: {unknown_setting(key)}" for key in unknown))
         return content
+
+
+def trunk_of(name: str) -> str:
+    """Over which served model the adapter of that name is laid; empty: it is no adapter's."""
+    base, _, own = name.partition(ADAPTER)
+    return base if own else ""
+
+
+def is_name(name: str) -> bool:
+    """Of a model, or of an adapter and its trunk."""
+    base, colon, own = name.partition(ADAPTER)
+    parts = (base, own) if colon else (base,)
+    return len(name) <= LONGEST_NAME and all(NAME.fullmatch(part) for part in parts)
 
 
 def read(flags: Mapping[str, Any]) -> Settings:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from models.executor import Executor, Rows
+from models.lora import Lora
 from models.native.executor import NativeExecutor
 from models.torch_executor import TorchExecutor
 
@@ -95,6 +96,12 @@ class Faulty:
     @property
     def likeliest(self) -> None:
         """Unknown, of logits that may be spoiled here."""
+
+    def attach(self, adapter: Lora) -> int:
+        return self.executor.attach(adapter)
+
+    def detach(self, number: int) -> None:
+        self.executor.detach(number)
 
     def padding(self, rows: Rows) -> int:
         return self.executor.padding(rows)

@@ -169,7 +169,7 @@ def plain(tiny_classifier: Path, tmp_path: Path) -> tuple[Path, Path]:
         ({"trainable_token_indices": [3]}, "trainable_token_indices"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
         ({"something_of_tomorrow": 1}, "something_of_tomorrow"),
-        ({"task_type": "TOKEN_CLS"}, "TOKEN_CLS.*BertForSequenceClassification"),
+        ({"task_type": "SEQ_2_SEQ_LM"}, "SEQ_2_SEQ_LM.*BertForSequenceClassification"),
         ({"task_type": "CAUSAL_LM"}, "CAUSAL_LM"),
     ],
 )

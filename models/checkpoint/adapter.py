@@ -26,7 +26,13 @@ from models.errors import CheckpointError, UnsupportedError
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 LOW_RANK = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.weight)?")
-TASKS = {"SEQ_CLS": "classify", "CAUSAL_LM": "generate", "FEATURE_EXTRACTION": "embed"}
+TASKS = {
+    "SEQ_CLS": "classify",
+    "TOKEN_CLS": "tag",
+    "QUESTION_ANS": "span",
+    "CAUSAL_LM": "generate",
+    "FEATURE_EXTRACTION": "embed",
+}
 OVERLAID = ("id2label", "label2id", "num_labels", "problem_type", "sentence_transformers")
 # Settings that leave the merged weights as they are: how training went, or where the adapter was put.
 HARMLESS = (
@@ -142,7 +148,7 @@ def applied(adapter: Adapter, base: Parts) -> Parts:
     """The base with the adapter's tensors and labels, and the head its task asks for."""
     spec = spec_of(adapter, base)
     config = {**base.config, **adapter.overlay}
-    if spec.kind == "classify" and "id2label" not in adapter.overlay:
+    if spec.kind in ("classify", "tag") and "id2label" not in adapter.overlay:
         config = named_labels(adapter, base.family, spec, config)
     entries = merged(adapter, base.family, base.entries)
     return replace(base, config=config, spec=spec, entries=entries)

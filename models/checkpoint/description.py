@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from models.chat import ChatTemplate
+from models.checkpoint.parts import Parts
 from models.checkpoint.tensors import Entry, readable
 from models.config import ModelConfig
 from models.errors import CheckpointError
@@ -68,6 +69,7 @@ class Description:
     max_tokens: int
     chat: ChatTemplate | None = None
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
+    parts: Parts | None = None  # of a folder: what adapters change
 
 
 class Unfilled(TorchFunctionMode):

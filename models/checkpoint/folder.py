@@ -4,6 +4,7 @@ Knows nothing of names inside a network; `models.architectures` does.  The one i
 refused from small files and headers, before a tensor is read, with a sentence that says what to do instead.
 """
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
@@ -52,7 +53,15 @@ def describe(parts: Parts) -> Description:
         chat=chat_of(parts.path, tokenizer) if generates else None,
         stop_tokens=stops_of(parts, tokenizer) if generates else frozenset(),
         max_tokens=limit,
+        parts=parts,
     )
+
+
+def over(parts: Parts, known: Description) -> Description:
+    """The same of one that differs from a known one in tensors and head only: its other files are not read again."""
+    head, limit = HEADS[parts.spec.kind](parts, known.config)
+    translate = partial(rename, parts.family, parts.spec.renames)
+    return replace(known, head=head, entries=parts.entries, translate=translate, max_tokens=limit, parts=parts)
 
 
 def refuse_foreign(file: Path, config: Json) -> None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from models.config import ModelConfig
-from models.lora import LowRank, Lora
+from models.lora import Lora, LowRank
 from models.native import library as native
 from models.native.plan import COLUMNS, GROUP, HALF, interleaved
 
@@ -92,7 +92,7 @@ def stack(parts: Sequence[LowRank | None]) -> tuple[list[int], Array]:
 
 @cache
 def layout(config: ModelConfig) -> list[tuple[int, list[Array], int]]:
-    """Of a layer's products: inputs, in which packed columns each part's outputs lie, and how many columns there are."""
+    """Of a layer's products: inputs, the packed columns of each part's outputs, and how many columns there are."""
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     up = [config.mlp_width] * (2 if config.gated_mlp else 1)
     shapes = [(config.width, [inner, kept, kept]), (inner, [config.width]), (config.width, up)]

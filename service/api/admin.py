@@ -29,8 +29,11 @@ router = APIRouter(tags=["administration"])
 
 
 class LoadRequest(Wire):
+    """A name BASE:NAME is that of an adapter, laid over the model BASE; `merge` makes a model of its own of both."""
+
     name: Text
     source: Text
+    merge: bool = False
     stream: bool = False
 
 
@@ -62,7 +65,7 @@ async def models(request: Request) -> Response:
 @router.post("/admin/models", openapi_extra=takes(LoadRequest), summary="Load one more model.")
 async def load(request: Request) -> Response:
     wire = await body(request, LoadRequest)
-    return await told(request, administered(request).load(wire.name, wire.source), wire.stream)
+    return await told(request, administered(request).load(wire.name, wire.source, merge=wire.merge), wire.stream)
 
 
 @router.post(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from models.executor import Executor, Rows
+from models.lora import Lora
 from service.engine.queue import Deadlines, Queue
 from service.engine.reading import EACH, Answers, Head, read
 from service.engine.trials import Trials
@@ -22,6 +23,7 @@ from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket, t
 from service.errors import BadRequest, StepFailed
 from service.request import Done, Encode, Failed, Form, Request, Task
 
+Reader = tuple[Task, Head]  # what an adapter is for, and what makes that of states
 FORMS: dict[Form, Task] = {"tokens": "embed", "words": "fill"}
 
 
@@ -41,11 +43,15 @@ class Group:
 
 
 class Encoder:
-    """Runs texts through an executor and a head, at most `token_budget` tokens a step, or one longer text."""
+    """Runs texts through an executor and a head, at most `token_budget` tokens a step, or one longer text.
+
+    Texts for different adapters of the network share a step, each read by its own head.
+    """
 
     def __init__(self, executor: Executor, head: Head, *, model: str, task: Task, token_budget: int = 4096) -> None:
         self.model, self.task = model, task
-        self._executor, self._head = executor, head
+        self._executor = executor
+        self._readers: dict[int, Reader] = {0: (task, head)}  # by the adapter whose they are
         self._token_budget = token_budget
         self._waiting: Queue[Ticket] = Queue()
         self._asked: dict[Ticket, Encode] = {}  # by those that wait, are in the step, or are to be tried again
@@ -65,10 +71,31 @@ class Encoder:
             raise BadRequest(f"{len(request.segments)} segments for {len(request.tokens)} tokens", param="input")
         if request.rows and (request.rows[-1] >= len(request.tokens) or not ascending((-1, *request.rows))):
             raise BadRequest(f"rows are to be of the {len(request.tokens)} tokens, in their order", param="input")
-        if request.form and FORMS[request.form] != self.task:
-            raise BadRequest(f"a model that can {self.task} has no {request.form} to tell", param="input")
+        task, _ = self._readers[request.adapter]
+        if request.form and FORMS[request.form] != task:
+            raise BadRequest(f"a model that can {task} has no {request.form} to tell", param="input")
         if request.top_k < 1:
             raise BadRequest(f"top_k: at least 1, got {request.top_k}", param="top_k")
+
+    def attach(self, lora: Lora, task: Task, head: Head | None) -> int:
+        """Lay an adapter beside the network: requests name it by this number, never given again.
+
+        `head` reads what it computes, by default that of the worker.  Raises StepFailed where that is no number, and
+        what the executor raises.
+        """
+        number = self._executor.attach(lora)
+        self._readers[number] = task, head or self._readers[0][1]
+        try:
+            self._prove(number)
+        except StepFailed:
+            self.detach(number)
+            raise
+        return number
+
+    def detach(self, number: int) -> None:
+        """Nothing of it is here any more."""
+        del self._readers[number]
+        self._executor.detach(number)
 
     def submit(self, ticket: Ticket) -> None:
         request = ticket.request
@@ -126,9 +153,12 @@ class Encoder:
         return [(ticket, Failed(error)) for ticket in guilty]
 
     def prove(self) -> None:
-        rows, [group] = self._rows([Encode("proof", (0,))])
+        self._prove(0)
+
+    def _prove(self, adapter: int) -> None:
+        rows, [group] = self._rows([Encode("proof", (0,), adapter=adapter)])
         with torch.inference_mode():
-            scores = self._head(self._executor.step(rows), group.starts)
+            scores = group.head(self._executor.step(rows), group.starts)
         if not scores.isfinite().all():
             raise StepFailed("the answer to token 0 is not finite")
 
@@ -146,7 +176,7 @@ class Encoder:
             breathe()
 
     def _next_batch(self) -> list[Ticket]:
-        """What is left of a step that failed, or else the next in the queue, shortest first."""
+        """What is left of a step that failed, or else the next in the queue, in order."""
         self._batch = []
         while self._trials:
             batch = [ticket for ticket in self._trials.next() if ticket in self._asked]
@@ -161,17 +191,18 @@ class Encoder:
             self._waiting.charge(self._asked[ticket].terms.owner, tokens)
             room -= tokens
             batch.append(ticket)
-        return sorted(batch, key=lambda ticket: (self._asked[ticket].form, len(self._asked[ticket].tokens)))
+        return sorted(batch, key=lambda ticket: order(self._asked[ticket]))
 
     def _rows(self, requests: list[Encode]) -> tuple[Rows, list[Group]]:
-        """The texts laid out, and who reads which of the rows that are wanted: neighbours that ask for one form."""
+        """The texts laid out, and who reads which of the rows that are wanted: neighbours that one head reads alike."""
         rows, groups, first = lay_out(requests), list[Group](), 0
-        for form, alike in groupby(requests, key=attrgetter("form")):
+        for (adapter, form), alike in groupby(requests, key=attrgetter("adapter", "form")):
             members = list(alike)
-            head = EACH if form == "tokens" else self._head
+            task, own = self._readers[adapter]
+            head = EACH if form == "tokens" else own
             shown, counts = rows_of(members, rows.starts[first])
             wanted, starts = head.wanted(list(accumulate(counts, initial=0)))
-            groups.append(Group(form or self.task, head, members, starts, len(rows.wanted)))
+            groups.append(Group(form or task, head, members, starts, len(rows.wanted)))
             rows.wanted.extend(shown[row] for row in wanted)
             first += len(members)
         return rows, groups
@@ -196,6 +227,11 @@ class Encoder:
         return answers
 
 
+def order(request: Encode) -> tuple[int, str, int]:
+    """Within a step: those of one adapter that one head reads together, the shortest first."""
+    return request.adapter, request.form, len(request.tokens)
+
+
 def lay_out(requests: list[Encode]) -> Rows:
     """The texts end to end; which states are wanted is the head's to say."""
     tokens: list[int] = []
@@ -208,7 +244,10 @@ def lay_out(requests: list[Encode]) -> Rows:
     segments = None
     if any(request.segments for request in requests):
         segments = [segment for request in requests for segment in request.segments or (0,) * len(request.tokens)]
-    return Rows(tokens, positions, starts, [[]] * len(requests), [], segments)
+    adapters = [request.adapter for request in requests]
+    return Rows(
+        tokens, positions, starts, [[]] * len(requests), [], segments, adapters=adapters if any(adapters) else None
+    )
 
 
 def rows_of(requests: list[Encode], start: int) -> tuple[Sequence[int], list[int]]:

@@ -73,11 +73,11 @@ class Engine:
         self._failing: frozenset[Worker] = frozenset()  # engine thread writes
         self._turns: Turns[Worker] = Turns()  # engine thread, as the next
         self._stirred: set[Worker] = set()  # to be checked before resting
-        self._links: dict[Worker, Link] = {}  # loop thread, as all that follow
+        self._links: dict[Worker, dict[int, Link]] = {}  # by adapter; loop thread, as all that follow
         self._streams: dict[Stream, Worker] = {}  # open ones
         self._tokens: Counter[str] = Counter()  # of open ones, by owner
-        self._running: Counter[Worker] = Counter()  # as its last step left them
-        self._quiet: dict[Worker | None, asyncio.Event] = {}  # somebody waits until there are no open ones
+        self._running: Counter[Link] = Counter()  # as the last step left them
+        self._quiet: dict[Worker | Link | None, asyncio.Event] = {}  # somebody waits until there are no open ones
         self._calls: set[asyncio.Future[object]] = set()
         self._closing = self._gone = False
 
@@ -102,13 +102,11 @@ class Engine:
     def counts(self) -> dict[tuple[str, Task], Counts]:
         """The open requests of each model, those still on their way to the engine's thread included."""
         counts: dict[tuple[str, Task], Counts] = {}
-        opened = Counter(self._streams.values())
-        for worker in self._links:
-            running = min(self._running[worker], opened[worker])
-            before = counts.get((worker.model, worker.task), Counts(0, 0))
-            counts[worker.model, worker.task] = Counts(
-                before.waiting + opened[worker] - running, before.running + running
-            )
+        opened = Counter(stream.link for stream in self._streams)
+        for link in (link for links in self._links.values() for link in links.values()):
+            running = min(self._running[link], opened[link])
+            before = counts.get((link.model, link.task), Counts(0, 0))
+            counts[link.model, link.task] = Counts(before.waiting + opened[link] - running, before.running + running)
         return counts
 
     def stalled(self) -> float:
@@ -153,33 +151,48 @@ class Engine:
 
     def add(self, worker: Worker, weight: float = 1.0) -> None:
         """Let a worker take part; where several are busy, its share of the time is in proportion to `weight`."""
+        self.join(worker, 0, worker.model, worker.task)
+        self._send(partial(self._turns.add, worker, weight))
+
+    def join(self, worker: Worker, adapter: int, model: str, task: Task) -> None:
+        """Let requests for an adapter of a worker in, under a model's name of their own."""
 
         def sent(function: Callable[[Stream], None]) -> Callable[[Stream], None]:
             return lambda stream: self._send(partial(function, stream))
 
         resume = partial(self._resume, worker)
-        self._links[worker] = Link(
-            worker.model, worker.task, self._ended, sent(worker.abort), sent(worker.hold), sent(resume)
-        )
-        self._send(partial(self._turns.add, worker, weight))
+        link = Link(model, task, self._ended, sent(worker.abort), sent(worker.hold), sent(resume))
+        self._links.setdefault(worker, {})[adapter] = link
+
+    async def part(self, worker: Worker, adapter: int, drain_s: float) -> None:
+        """Let go of an adapter: it takes nothing new, and what it has may end in `drain_s` seconds; the rest fails."""
+        link = self._links[worker].pop(adapter)
+        await self._until_quiet(link, drain_s)
+        unloaded = Stopped(f"model {link.model!r} was unloaded", retry_after=1)
+        for stream in [stream for stream in self._streams if stream.link is link]:
+            stream.abort(unloaded)
+        await self.call(partial(worker.detach, adapter))
+        del self._running[link]
 
     async def retire(self, worker: Worker, drain_s: float) -> None:
         """Let go of a worker: it takes nothing new, and what it has may end in `drain_s` seconds; the rest fails."""
-        del self._links[worker]
+        links = self._links.pop(worker)
         await self._until_quiet(worker, drain_s)
         unloaded = Stopped(f"model {worker.model!r} was unloaded", retry_after=1)
         self._fail([stream for stream, its in self._streams.items() if its is worker], unloaded)
         await self.call(partial(self._drop, worker))
-        del self._running[worker]
+        for link in links.values():
+            del self._running[link]
 
     def submit(self, worker: Worker, requests: Sequence[Request]) -> list[Stream]:
         """All or, with BadRequest, none of the requests of one call.  From the event loop thread."""
         self._refuse()
-        if worker not in self._links:
-            raise Unavailable(f"model {worker.model!r} is being unloaded", retry_after=1)
+        links = self._links.get(worker, {})
         for request in requests:
+            if request.adapter not in links:
+                raise Unavailable(f"model {worker.model!r} is being unloaded", retry_after=1)
             worker.refuse(request)
-        streams = [Stream(request, self._links[worker]) for request in requests]
+        streams = [Stream(request, links[request.adapter]) for request in requests]
         if streams and not self._streams:
             self._progress = perf_counter()  # what was before says nothing of how these fare
         for stream in streams:
@@ -219,33 +232,39 @@ class Engine:
         if not self._tokens[owner]:
             del self._tokens[owner]
         self._observer.ended(ended)
-        for waited in (worker, None):
+        for waited in (worker, stream.link, None):
             if waited in self._quiet and not self._open(waited):
                 self._quiet[waited].set()
 
-    def _open(self, worker: Worker | None) -> bool:
-        """Whether there are open streams: of one worker, or any."""
-        return bool(self._streams) if worker is None else worker in self._streams.values()
+    def _open(self, of: Worker | Link | None) -> bool:
+        """Whether there are open streams: of one worker, of one of its adapters, or any."""
+        if of is None:
+            return bool(self._streams)
+        return any(of in (its, stream.link) for stream, its in self._streams.items())
 
-    async def _until_quiet(self, worker: Worker | None, seconds: float) -> None:
-        if not self._open(worker):
+    async def _until_quiet(self, of: Worker | Link | None, seconds: float) -> None:
+        if not self._open(of):
             return
-        quiet = self._quiet[worker] = asyncio.Event()
+        quiet = self._quiet[of] = asyncio.Event()
         with suppress(TimeoutError):
             await asyncio.wait_for(quiet.wait(), seconds)
-        del self._quiet[worker]
+        del self._quiet[of]
 
     def _deliver(self, answers: list[Answer]) -> None:
         for ticket, event in answers:
             ticket.receive(event)
 
     def _bring(self, worker: Worker, step: Step) -> None:
-        self._running[worker] = step.report.running
+        report = step.report
+        for adapter, link in self._links.get(worker, {}).items():
+            own = report.running - sum(report.adapters.values())
+            self._running[link] = report.adapters.get(adapter, 0) if adapter else own
         self._deliver(step.answers)
         self._observer.step(step.report)
 
     def _rested(self, worker: Worker) -> None:
-        self._running[worker] = 0
+        for link in self._links.get(worker, {}).values():
+            self._running[link] = 0
         self._observer.rested(worker.model, worker.task)
 
     def _fail(self, streams: list[Stream], error: PolyheadError) -> None:

@@ -5,6 +5,7 @@ compute, book, draw, answer, whatever mixture of prompts and talking sequences i
 of it is computed, so a step that raises is computed again in halves (`trials`), and fails whom it must.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Listing
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor
 
 from models.executor import Executor, Rows
+from models.lora import Lora
 from service.engine.blocks import Blocks
 from service.engine.sampler import Scored, finite, sample, score
 from service.engine.scheduler import Chunk, Plan, Scheduler, Sequence
@@ -81,6 +83,7 @@ class Generator:
         self._by_ticket: dict[Ticket, Talk] = {}
         self._plan = NOTHING  # of the step in progress
         self._trials: Trials[Chunk] = Trials()
+        self._adapters: set[int] = set()
 
     @property
     def busy(self) -> bool:
@@ -105,11 +108,30 @@ class Generator:
                 param="max_tokens",
             )
 
+    def attach(self, lora: Lora) -> int:
+        """Lay an adapter beside the network: requests name it by this number, never given again.
+
+        Raises StepFailed where what it computes is no number, and what the executor raises.
+        """
+        number = self._executor.attach(lora)
+        try:
+            self._prove(number)
+        except StepFailed:
+            self._executor.detach(number)
+            raise
+        self._adapters.add(number)
+        return number
+
+    def detach(self, number: int) -> None:
+        """Nothing of it is here any more."""
+        self._adapters.discard(number)
+        self._executor.detach(number)
+
     def submit(self, ticket: Ticket) -> None:
         request = ticket.request
         assert isinstance(request, Generate)
         terms = request.terms
-        sequence = Sequence(list(request.tokens), terms.owner, terms.priority, terms.deadline)
+        sequence = Sequence(list(request.tokens), terms.owner, terms.priority, terms.deadline, request.adapter)
         numbers = Random(request.sampling.seed)
         talk = Talk(ticket, request, sequence, numbers, numbers.random())
         self._talks[sequence] = self._by_ticket[ticket] = talk
@@ -171,11 +193,15 @@ class Generator:
         return [(talk.ticket, Failed(error)) for talk in blamed]
 
     def prove(self) -> None:
+        self._prove(0)
+
+    def _prove(self, adapter: int) -> None:
         block: list[int] = []
         if not self._blocks.grow(block, 1):
             return  # those who hold the cache are the proof
         try:
-            if not all(finite(self._executor.step(Rows([0], [0], [0, 1], [block], [0])))):
+            proof = Rows([0], [0], [0, 1], [block], [0], adapters=[adapter] if adapter else None)
+            if not all(finite(self._executor.step(proof))):
                 raise StepFailed("the logits after token 0 are not finite")
         finally:
             self._blocks.release(block)
@@ -258,6 +284,10 @@ class Generator:
         self._scheduler.remove(talk.sequence)
         del self._talks[talk.sequence], self._by_ticket[talk.ticket]
 
+    def _running_of(self) -> Counter[int]:
+        """How many run with each adapter."""
+        return Counter(sequence.adapter for sequence in self._scheduler.running if sequence.adapter)
+
     def _report(self, plan: Plan, padding: int, seconds: tuple[float, float], times: Times) -> StepReport:
         return StepReport(
             model=self.model,
@@ -269,6 +299,7 @@ class Generator:
             sample_s=seconds[1],
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
+            adapters=self._running_of() if self._adapters else {},
             blocks_total=self._blocks.count,
             blocks_used=self._blocks.used,
             preemptions=plan.preemptions,
@@ -293,7 +324,8 @@ def lay_out(chunks: Listing[Chunk], block_size: int) -> Rows:
         tables.append(sequence.blocks[: -(-end // block_size)])
         if chunk.last:
             wanted.append(starts[-1] - 1)
-    return Rows(tokens, positions, starts, tables, wanted)
+    adapters = [chunk.sequence.adapter for chunk in chunks]
+    return Rows(tokens, positions, starts, tables, wanted, adapters=adapters if any(adapters) else None)
 
 
 def draw(logits: Tensor, talks: Listing[Talk], likeliest: Listing[int] | None) -> list[tuple[Talk, int, Scored]]:

@@ -27,7 +27,7 @@ from itertools import count
 from math import inf
 from operator import attrgetter
 
-from service.engine.blocks import ROOT, Blocks, Key, chain
+from service.engine.blocks import Blocks, Key, chain, root
 from service.engine.queue import Deadlines, Queue
 
 
@@ -39,6 +39,7 @@ class Sequence:
     owner: str = ""
     priority: int = 0
     deadline: float = inf
+    adapter: int = 0  # what is computed with another finds none of its blocks
     computed: int = 0  # tokens whose keys and values are in the cache
     blocks: list[int] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)  # names of its full blocks, as far as anybody asked
@@ -258,4 +259,4 @@ class Scheduler:
         """Extend the names of the sequence's blocks to the first `full`."""
         size, keys = self.blocks.size, sequence.keys
         for start in range(len(keys) * size, full * size, size):
-            keys.append(chain(keys[-1] if keys else ROOT, sequence.tokens[start : start + size]))
+            keys.append(chain(keys[-1] if keys else root(sequence.adapter), sequence.tokens[start : start + size]))

@@ -19,7 +19,7 @@ from service.request import Done, Event, Failed, Request, Task, Token
 MOST_UNREAD = 256  # events that may wait for their reader before no more of them are made
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Link:
     """What all streams of one worker share: where they came from, and whom to tell."""
 
@@ -98,9 +98,9 @@ class Stream:
                 pass  # what was encoded comes with its Done
 
     def _expire(self) -> None:
-        self._abort(too_late(self, perf_counter()))
+        self.abort(too_late(self, perf_counter()))
 
-    def _abort(self, error: PolyheadError) -> None:
+    def abort(self, error: PolyheadError) -> None:
         """End it from this side, with an error."""
         self.receive(Failed(error))
         self.link.abort(self)

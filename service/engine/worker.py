@@ -5,7 +5,7 @@ A worker is one way of batching (token by token, or whole texts) over one model.
 delivery.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, Protocol
@@ -57,6 +57,7 @@ class StepReport:
     blocks_used: int = 0
     preemptions: int = 0
     cached_tokens: int = 0  # tokens of prompts found stored
+    adapters: Mapping[int, int] = field(default_factory=dict)  # of those running, how many with each adapter
     queue_s: list[float] = field(default_factory=list)  # submitted to first scheduled, of those first scheduled now
     first_token_s: list[float] = field(default_factory=list)  # submitted to first token
     inter_token_s: list[float] = field(default_factory=list)  # token to token
@@ -116,6 +117,9 @@ class Worker(Protocol):
 
     def refuse(self, request: Request) -> None:
         """Raise BadRequest if it can never be done.  Any thread may ask: it looks at nothing that changes."""
+
+    def detach(self, number: int) -> None:
+        """Let go of an adapter, which nobody asks for any more."""
 
     def submit(self, ticket: Ticket) -> None: ...
 
