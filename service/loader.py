@@ -22,7 +22,7 @@ from models.checkpoint.description import Description
 from models.checkpoint.precision import Suited, suited
 from models.executor import Executor
 from models.heads import LanguageHead
-from models.invariant import make_head_invariant
+from models.invariant import Sizes, make_head_invariant
 from models.native.plan import hollow, unfit
 from service import machine
 from service.budget import Budget, Need, Sized, need_beside, sized
@@ -84,6 +84,7 @@ class Loader:
             log.info("torch computes, not the compiled step: %s", unable(settings, self._place.precision, gpu))
         limit = settings.memory_mib << 20 or machine.spendable_memory(self._place.device)
         self.budget = Budget(limit, settings)
+        self._proven: Sizes = {}  # of the heads of adapters
         self.spent = {"describe": 0.0, "read and pack": 0.0, "warm up": 0.0}  # seconds, on all models
 
     async def describe(self, name: str, source: str) -> Described:
@@ -131,7 +132,7 @@ class Loader:
         lora, head = trunk.trunk.read(beside.laid, place.dtype, place.device)
         if isinstance(trunk.worker, Encoder):
             if head is not None and place.instructions:
-                make_head_invariant(head)
+                make_head_invariant(head, self._proven)
             return trunk.worker.attach(lora, cast(Task, beside.laid.what.head.task), cast(Head | None, head))
         assert isinstance(trunk.worker, Generator)
         return trunk.worker.attach(lora)

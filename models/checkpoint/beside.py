@@ -18,10 +18,8 @@ from models.checkpoint import adapter, folder
 from models.checkpoint.adapter import Merged
 from models.checkpoint.description import Description, announced, blank, used
 from models.checkpoint.tensors import Entry
-from models.checkpoint.weights import Weights
 from models.errors import UnsupportedError
 from models.lora import Lora, LowRank, products
-from models.transformer import Transformer
 
 MOST_RANK = 256  # of one matrix; more is hardly low
 MERGE = "load it merged (BASE+ADAPTER, or merge: true)"
@@ -31,14 +29,13 @@ MERGE = "load it merged (BASE+ADAPTER, or merge: true)"
 class Laid:
     """An adapter that is understood but not read.
 
-    `what` describes the merged checkpoint, `updates` are the entries of its products, by their names in the file, and
-    `entries` all there are.  `network` and `head` have no numbers; `head` is None where that of the trunk stays.
+    `what` describes the merged checkpoint; `updates` are the entries of its products, `own` those of its head, by their
+    names in the files.  `head` has no numbers yet; it is None where that of the trunk stays.
     """
 
     what: Description
     updates: Mapping[str, Merged]
-    entries: Mapping[str, Entry]
-    network: Transformer
+    own: Mapping[str, Entry]
     head: nn.Module | None
 
     @property
@@ -68,11 +65,19 @@ class Trunk:
         entries = used(what, network, head)
         changed = {name: entry for name, entry in parts.entries.items() if mine.get(name) is not entry}
         refuse_unfit(what, changed)
-        ours = {name: [piece for piece, _ in announced(what, name, entry)] for name, entry in changed.items()}
-        updates = {name: entry for name, entry in changed.items() if isinstance(entry, Merged) and is_body(ours[name])}
-        own = any(not is_body(pieces) for pieces in ours.values())
-        own = own or parts.spec is not self.what.parts.spec or parts.config != self.what.parts.config
-        return Laid(what, updates, entries, network, self._apart(source, network, head) if own else None)
+        own = {name: entry for name, entry in entries.items() if is_head(what, name, entry)}
+        updates = {
+            name: entry
+            for name, entry in changed.items()
+            if isinstance(entry, Merged) and name in entries.keys() - own.keys()
+        }
+        same = parts.spec is self.what.parts.spec and parts.config == self.what.parts.config
+        if what.head.task == "generate" or (same and not own.keys() & changed.keys()):
+            return Laid(what, updates, {}, None)
+        if {*head.parameters()} & {*network.parameters()}:
+            message = f"it changes a head that shares the matrix of the tokens, which is not done beside it: {MERGE}"
+            raise UnsupportedError(message, file=str(source))
+        return Laid(what, updates, own, head)
 
     def read(self, laid: Laid, dtype: torch.dtype, device: torch.device) -> tuple[Lora, nn.Module | None]:
         """The matrices in float32, the head as `dtype` on `device`.  CheckpointError where a file cannot be read."""
@@ -86,38 +91,24 @@ class Trunk:
             self._fill(laid, laid.head, dtype, device)
         return lora, laid.head
 
-    def _apart(self, source: Path, network: Transformer, head: nn.Module) -> nn.Module | None:
-        """A head of its own; none where there is nothing in it."""
-        if {*head.parameters()} & {*network.parameters()}:
-            message = f"it changes a head that shares the matrix of the tokens, which is not done beside it: {MERGE}"
-            raise UnsupportedError(message, file=str(source))
-        return head
-
     def _fill(self, laid: Laid, head: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """What the trunk's files hold of it is there once for all heads that have it."""
         assert self.what.parts is not None
-        weights = Weights(laid.what, laid.network, head, unheard)
-        places = {
-            f"{dtype} {name}": ours.removeprefix("head.")
-            for name, entry in laid.entries.items()
-            if self.what.parts.entries.get(name) is entry
-            for ours, _ in announced(laid.what, name, entry)
-            if ours.startswith("head.")
-        }
-        for key, place in places.items():
-            if (known := self._shared.get(key)) is not None:
+        for name, entry in laid.own.items():
+            places = [piece.removeprefix("head.") for piece, _ in announced(laid.what, name, entry)]
+            common = self.what.parts.entries.get(name) is entry
+            known = [self._shared.get(f"{dtype} {name} {place}") for place in places] if common else []
+            if not known or None in known:
+                known = [nn.Parameter(piece) for _, piece in laid.what.translate(name, entry.read(dtype, device))]
+            for place, parameter in zip(places, known, strict=True):
                 owner, _, leaf = place.rpartition(".")
-                head.get_submodule(owner).register_parameter(leaf, known)
-        weights.fill(head, dtype, device)
-        self._shared.update({key: head.get_parameter(place) for key, place in places.items()})
+                head.get_submodule(owner).register_parameter(leaf, parameter)
+                if common and parameter is not None:
+                    self._shared[f"{dtype} {name} {place}"] = parameter
 
 
-def unheard(done: int, total: int) -> None:
-    """It is too little to hear of how far it is."""
-
-
-def is_body(pieces: list[str]) -> bool:
-    return not any(piece.startswith("head.") for piece in pieces)
+def is_head(what: Description, name: str, entry: Entry) -> bool:
+    return any(piece.startswith("head.") for piece, _ in announced(what, name, entry))
 
 
 def refuse_other_way(source: Path, trunk: Description, what: Description) -> None:

@@ -24,6 +24,8 @@ from models.transformer import MLP, PreBlock, Transformer
 
 __all__ = ["make_head_invariant", "make_invariant", "prove_kernel"]
 
+Sizes = dict[tuple[object, ...], tuple[int, ...]]  # of the rows in which a shape is computed
+
 LENGTHS = (2, 7, 20)  # tokens of the sequences that are computed alone and together at the end
 
 
@@ -39,7 +41,7 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
         raise InvarianceError(
             "scores of distances' vectors are products whose bits are not held here; serve it without"
         )
-    _exchange_linears(network, head, breathe=breathe)
+    _exchange_linears(network, head, sizes={}, breathe=breathe)
     _exchange_activation(head)
     weight, config = network.tokens.weight, network.config
     mix = prove_attention(config.head_width, config.heads // config.kv_heads, weight.device)
@@ -58,10 +60,13 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
 
 
 @torch.inference_mode()
-def make_head_invariant(head: nn.Module) -> None:
-    """The same of a head alone, over states that do not depend on the batch."""
+def make_head_invariant(head: nn.Module, proven: Sizes | None = None) -> None:
+    """The same of a head alone, over states that do not depend on the batch.
+
+    `proven` keeps what is found out of shapes, for the heads that follow.
+    """
     if not isinstance(head, LanguageHead):
-        _exchange_linears(head)
+        _exchange_linears(head, sizes={} if proven is None else proven)
         _exchange_activation(head)
 
 
@@ -70,8 +75,7 @@ def _exchange_activation(head: nn.Module) -> None:
         head.activation = InvariantActivation(head.activation)
 
 
-def _exchange_linears(*modules: nn.Module, breathe: Callable[[], None] = lambda: None) -> None:
-    sizes: dict[tuple[object, ...], tuple[int, ...]] = {}
+def _exchange_linears(*modules: nn.Module, sizes: Sizes, breathe: Callable[[], None] = lambda: None) -> None:
     for owner, name, linear in list(_linears(*modules)):
         lay_by_input(linear.weight)
         shape = (linear.in_features, linear.out_features, linear.bias is None)
