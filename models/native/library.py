@@ -38,7 +38,10 @@ class Linear(Structure):
 
 
 class LowRank(Structure):
-    _fields_ = (("a", c_void_p), ("halves", c_void_p), ("rank", c_int32), ("unused", c_int32))
+    _fields_ = (
+        *((name, c_void_p) for name in ("a", "b", "halves")),
+        *((name, c_int32) for name in ("rank", "a_bytes", "b_bytes", "unused")),
+    )
 
 
 class Layer(Structure):

@@ -60,21 +60,27 @@ class PackedLora:
                 b[first : first + rank, mine] = array(part.b).T
                 halves = np.unique(mine // HALF)
                 low[halves], high[halves] = np.minimum(low[halves], first), np.maximum(high[halves], first + rank)
-        halves = self._halves(b, low, high)
-        self.kept += [a, halves]
-        return native.LowRank(a.ctypes.data, halves.ctypes.data, len(stacked))
+        own, halves = halved(b, low, high)
+        self.kept += [a, own, halves]
+        addresses = (each.ctypes.data for each in (a, own, halves))
+        return native.LowRank(*addresses, len(stacked), a.nbytes, own.nbytes, 0)
 
-    def _halves(self, b: Array, low: Array, high: Array) -> Array:
-        """Each half's columns of those rows of B [R, N] that it mixes, [low, high)."""
-        table = np.zeros(len(low), HALVES)
-        for first, end in {(first, end) for first, end in zip(low.tolist(), high.tolist(), strict=True) if end > first}:
-            some = np.flatnonzero((low == first) & (high == end))
-            mine = b.reshape(len(b), -1, HALF)[first:end, some].transpose(1, 0, 2)
-            own = np.ascontiguousarray(mine)  # [halves, rank, HALF]
-            self.kept.append(own)
-            table["b"][some] = own.ctypes.data + np.arange(len(some), dtype=np.uint64) * np.uint64(own[0].nbytes)
-            table["first"][some], table["rank"][some] = first, end - first
-        return table
+
+def halved(b: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """Each half's columns of those rows of B [R, N] that it mixes, [low, high); and where they are, for each half."""
+    table, done = np.zeros(len(low), HALVES), 0
+    own = np.empty(int(np.maximum(high - low, 0).sum()) * HALF, np.float32)
+    for first, end in sorted(
+        {(first, end) for first, end in zip(low.tolist(), high.tolist(), strict=True) if end > first}
+    ):
+        some = np.flatnonzero((low == first) & (high == end))
+        size = (end - first) * HALF
+        mine = b.reshape(len(b), -1, HALF)[first:end, some].transpose(1, 0, 2)  # [halves, rank, HALF]
+        own[done : done + mine.size] = mine.ravel()
+        table["b"][some] = own.ctypes.data + 4 * (done + size * np.arange(len(some), dtype=np.uint64))
+        table["first"][some], table["rank"][some] = first, end - first
+        done += mine.size
+    return own, table
 
 
 def stack(parts: Sequence[LowRank | None]) -> tuple[list[int], Array]:

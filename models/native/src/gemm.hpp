@@ -42,9 +42,11 @@ struct LowRank {
         const float* b;  // [rank][HALF]
         int32_t from, rank;  // of the rows of A those that it mixes
     };
-    const float* a;  // [R][K]
+    const float* a;      // [R][K]
+    const float* b;      // of all halves
     const Half* halves;  // [N / HALF]
-    int32_t rank;  // R; 0: nothing is added
+    int32_t rank;        // R; 0: nothing is added
+    int32_t a_bytes, b_bytes;
     int32_t unused;
 };
 
@@ -206,37 +208,50 @@ INLINE void multiply_int4(const Linear& l, const uint8_t* w, int lane, const Ope
 
 // R rows' A x, N rows of A at a time.  Each is added up alone, whatever is computed beside it.
 template <int R, int N>
-INLINE void lower(const LowRank& l, int k, const float* x, int inputs, float* low, int stride) {
+INLINE void lower(const LowRank& l, int k, const float* const* rows, int inputs, float* low, int stride) {
     const float* a = l.a + size_t(k) * inputs;
     Floats f[R][N];
     UNROLL(R, r, UNROLL(N, n, f[r][n] = zero()));
     for (int i = 0; i < inputs; i += LANES) {
         Floats v[R];
-        UNROLL(R, r, v[r] = load(x + size_t(r) * inputs + i));
+        UNROLL(R, r, v[r] = load(rows[r] + i));
         UNROLL(N, n, Floats w = load(a + size_t(n) * inputs + i); UNROLL(R, r, f[r][n] = fma(w, v[r], f[r][n])));
     }
-    UNROLL(R, r, UNROLL(N, n, low[size_t(r) * stride + k + n] = sum(f[r][n])));
+    UNROLL(R, r, float* out = low + size_t(r) * stride + k;
+        if constexpr (N == 4) store_sums(out, f[r][0], f[r][1], f[r][2], f[r][3]);
+        else out[0] = sum(f[r][0]));
 }
 
 template <int R>
-void lower(const LowRank& l, const Operand& x, int row) {
-    const float* values = x.floats + size_t(row) * x.inputs;
-    float* low = x.low + size_t(row) * x.stride;
+void lower(const LowRank& l, const float* const* rows, int inputs, float* low, int stride) {
     int k = 0;
-    for (; k + 4 <= l.rank; k += 4) lower<R, 4>(l, k, values, x.inputs, low, x.stride);
-    for (; k < l.rank; ++k) lower<R, 1>(l, k, values, x.inputs, low, x.stride);
+    for (; k + 4 <= l.rank; k += 4) lower<R, 4>(l, k, rows, inputs, low, stride);
+    for (; k < l.rank; ++k) lower<R, 1>(l, k, rows, inputs, low, stride);
 }
 
-// Rows [a, b) of x, those beside each other that have the same adapter a few at a time.
-inline void lower(const Operand& x, int a, int b) {
+INLINE void prefetch_all(const void* p, int bytes) {
+    for (int i = 0; i < bytes; i += 64) __builtin_prefetch((const char*)p + i, 0, 2);
+}
+
+// Rows [a, b) of x, whose floats are at rows[a .. b), those beside each other that have the same adapter a few at a time.
+// `next`: there is a product after this one.  What it and this one will read of an adapter is on its way meanwhile.
+inline void lower(const Operand& x, const float* const* rows, int a, int b, bool next) {
     constexpr int FEW = LANES == 16 ? 4 : 2;  // what the registers hold
+    const LowRank* before = nullptr;
     while (a < b) {
         int end = a + 1;
         while (end < b && end < a + FEW && x.who[end] == x.who[a]) ++end;
-        if (x.who[a] && x.who[a][x.which].rank) {
-            const LowRank& l = x.who[a][x.which];
-            if (end - a == FEW) lower<FEW>(l, x, a);
-            else for (int r = a; r < end; ++r) lower<1>(l, x, r);
+        if (const LowRank* l = x.who[a]) {
+            l += x.which;
+            if (l != before) {
+                prefetch_all(l->b, l->b_bytes);
+                if (next) prefetch_all(l[1].a, l[1].a_bytes);
+                before = l;
+            }
+            float* low = x.low + size_t(a) * x.stride;
+            if (!l->rank) {}
+            else if (end - a == FEW) lower<FEW>(*l, rows + a, x.inputs, low, x.stride);
+            else for (int r = a; r < end; ++r) lower<1>(*l, rows + r, x.inputs, low + size_t(r - a) * x.stride, x.stride);
         }
         a = end;
     }

@@ -315,12 +315,16 @@ class Model {
         Operand x = operand(whose, l.inputs);
         x.low = own_[whose].low.get(); x.stride = rows_.rank; x.who = added.who; x.which = added.which;
         const auto [a, b] = own ? std::pair(0, count) : crew.share(count);
+        const float* rows[PANEL];
         for (int r = a; r < b; ++r) {
-            const float* row = values(r);
-            prepare(x, l.format, r, row);
-            if (x.who && x.who[r] && l.format != FLOAT32) prepare(x, FLOAT32, r, row);
+            rows[r] = values(r);
+            prepare(x, l.format, r, rows[r]);
+            if (x.who && rows[r] == own_[crew.thread].row.get()) {  // where the next one will be
+                if (l.format != FLOAT32) prepare(x, FLOAT32, r, rows[r]);
+                rows[r] = x.floats + size_t(r) * x.inputs;
+            }
         }
-        if (x.who) lower(x, a, b);
+        if (x.who) lower(x, rows, a, b, x.which + 1 < PRODUCTS * plan_.depth);
         if (!own) crew.meet();
         return x;
     }

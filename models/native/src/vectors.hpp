@@ -68,6 +68,14 @@ INLINE Floats signed_as(Floats a, Floats sign) {
     return _mm512_or_ps(a, _mm512_and_ps(sign, _mm512_set1_ps(-0.f)));
 }
 INLINE float sum(Floats a) { return _mm512_reduce_add_ps(a); }
+// The sums of four, to out[0 .. 4).
+INLINE void store_sums(float* out, Floats a, Floats b, Floats c, Floats d) {
+    Floats ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    Floats cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    Floats x = _mm512_add_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    __m256 y = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
+}
 INLINE float highest(Floats a) { return _mm512_reduce_max_ps(a); }
 INLINE bool is_nan(Floats a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
 INLINE Floats first(Floats a, int n, float rest) {  // the first n lanes of a
@@ -135,6 +143,12 @@ INLINE float sum(Floats a) {
     __m128 x = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     x = _mm_add_ps(x, _mm_movehl_ps(x, x));
     return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+}
+INLINE void store_sums(float* out, Floats a, Floats b, Floats c, Floats d) {
+    Floats ab = _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    Floats cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    Floats x = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
 }
 INLINE float highest(Floats a) {
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -220,6 +234,9 @@ INLINE Floats nearest(Floats a) { for (int i = 0; i < LANES; ++i) a[i] = std::ne
 INLINE Floats shifted(Floats x, Floats n) { return x * Floats((__builtin_convertvector(n, Ints) + 127) << 23); }
 INLINE Floats signed_as(Floats a, Floats sign) { return Floats(Ints(a) | (Ints(sign) & int(0x80000000))); }
 INLINE float sum(Floats a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+INLINE void store_sums(float* out, Floats a, Floats b, Floats c, Floats d) {
+    out[0] = sum(a); out[1] = sum(b); out[2] = sum(c); out[3] = sum(d);
+}
 INLINE float highest(Floats a) {
     float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
     return x > y ? x : y;
