@@ -276,6 +276,8 @@ def adapted(trunk: Model, beside: Beside, number: int) -> Model:
         max_tokens=trunk.max_tokens if trunk.task == "generate" else what.max_tokens,
         source=beside.source,
         created=int(time.time()),
+        prompts=what.head.prompts,
+        pooling=what.head.pooling,
         adapter=number,
     )
 

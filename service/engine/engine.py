@@ -168,9 +168,8 @@ class Engine:
         """Let go of an adapter: it takes nothing new, and what it has may end in `drain_s` seconds; the rest fails."""
         link = self._links[worker].pop(adapter)
         await self._until_quiet(link, drain_s)
-        unloaded = Stopped(f"model {link.model!r} was unloaded", retry_after=1)
         for stream in [stream for stream in self._streams if stream.link is link]:
-            stream.abort(unloaded)
+            stream.abort(Stopped(f"model {link.model!r} was unloaded", retry_after=1))
         await self.call(partial(worker.detach, adapter))
         del self._running[link]
 
