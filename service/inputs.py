@@ -53,6 +53,7 @@ class Reading:
     prompt: str = ""  # the name of what is put before each text
     truncate: Literal["", "left", "right"] = ""  # the end that may be cut off; empty: too long is an error
     windows: Windows | None = None  # read what is too long in these
+    cure: str = ""  # how that is asked for, for messages
     form: Form = ""  # as in Encode, and the next three
     raw: bool = False
     unit: bool = False
@@ -248,7 +249,8 @@ def parts_of(model: Model, asked: Reading, row: Row, index: int) -> list[Sequenc
     if asked.windows is not None:
         return windows(row.texts, limit, asked.windows.overlap, last=int(pair), where=where)
     if not asked.truncate:
-        raise TooLong(f"{where}: the input has {len(row)} tokens, the model takes {limit}", param=where)
+        message = f"{where}: the input has {len(row)} tokens, the model takes {limit}"
+        raise TooLong(f"{message}; {asked.cure}" if asked.cure else message, param=where)
     return [cut(row.special, limit, side=asked.truncate, pair=pair)]
 
 

@@ -26,7 +26,7 @@ Prompt = str | tuple[int, ...] | Chat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """Prompts to be continued, all in the same way.  `field` is the wire's name for them."""
+    """Prompts to be continued, all in the same way.  `field` is the wire's name for them, `limit` for their limit."""
 
     field: str
     prompts: tuple[Prompt, ...]
@@ -37,6 +37,7 @@ class Continuation:
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
     logprobs: int = -1  # as in Generate
+    limit: str = "max_tokens"
 
 
 def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> list[Generate]:
@@ -50,7 +51,7 @@ def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> 
             Generate(
                 id=f"{call}-{index}",
                 tokens=tokens,
-                max_tokens=room(model, len(tokens), asked.max_tokens, where),
+                max_tokens=room(model, len(tokens), asked, where),
                 stop_tokens=asked.stop_tokens if asked.ignore_eos else asked.stop_tokens | model.stop_tokens,
                 sampling=replace(asked.sampling, seed=seed),
                 logprobs=asked.logprobs,
@@ -94,17 +95,17 @@ def rendered(model: Model, prompt: Chat, where: str) -> str:
     return model.chat.render(prompt.messages)
 
 
-def room(model: Model, length: int, wanted: int, where: str) -> int:
+def room(model: Model, length: int, asked: Continuation, where: str) -> int:
     """How many tokens may follow a prompt of `length`: as many as are wanted, or as the context leaves."""
     check_length(model, length, where)
-    limit = model.max_tokens
+    limit, wanted = model.max_tokens, asked.max_tokens
     if length == limit:
         raise TooLong(
             f"{where}: the prompt has {length} tokens of the {limit} the model takes, none is left", param=where
         )
     if length + wanted > limit:
         raise TooLong(
-            f"max_tokens: the prompt has {length} tokens and {wanted} more are asked for, the model takes {limit}",
-            param="max_tokens",
+            f"{asked.limit}: the prompt has {length} tokens and {wanted} more are asked for, the model takes {limit}",
+            param=asked.limit,
         )
     return wanted or limit - length

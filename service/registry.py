@@ -34,6 +34,8 @@ DOES: Mapping[Task, str] = {
     "fill": "fill in masked tokens",
 }
 REFUSALS = (ModelError, PolyheadError, OSError, MemoryError)  # a sentence says it all; elsewhere a traceback helps
+# What clients say that name no model, because they know of one only.
+PLACEHOLDERS = frozenset({"", "default", "dummy", "tei", "tgi"})
 STOPPED = (Stopped, Unavailable)  # the engine ends, and nothing is wrong with the model
 
 log = logging.getLogger("polyhead.registry")
@@ -89,7 +91,12 @@ class Registry:
         return self._loader.budget.limit, self._loader.budget.free
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
-        """The model called `name`, if it is ready and does one of `tasks`; the error says what would be right."""
+        """The model called `name`, if it is ready and does one of `tasks`; the error says what would be right.
+
+        Where one model is served, a placeholder names it.
+        """
+        if name in PLACEHOLDERS and len(self._states) == 1:
+            [name] = self._states
         name = self._aliases.get(name, name)
         if name not in self._served:
             raise self._unavailable(name)

@@ -62,21 +62,27 @@ class Scored:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A generated token: `offset` is where its text begins in the answer, `top` the likeliest in its place."""
+    """A generated token: `offset` is where its text begins in the answer, `top` the likeliest in its place, `id` what
+    the vocabulary calls it."""
 
     token: Scored
     offset: int
     top: tuple[Scored, ...]
+    id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """The next bit of an answer; the last one has a `finish` and the usage.  `drawn` only where asked for."""
+    """The next bit of an answer; the last one has a `finish` and the usage.  `drawn` only where asked for.
+
+    `cut`: it stops because a stop string was found.
+    """
 
     text: str
     drawn: tuple[Drawn, ...] = ()
     finish: Literal["", "stop", "length"] = ""
     usage: Usage = Usage()
+    cut: bool = False
 
 
 class StopString:
@@ -159,7 +165,7 @@ class Transcript:
         """What `event` lets be shown, which may be nothing."""
         text = self.stream.push(event.id)
         if self.request.logprobs >= 0:
-            self.waiting.append(Drawn(self.scored(event.id, event.logprob), self.length, self.top(event)))
+            self.waiting.append(Drawn(self.scored(event.id, event.logprob), self.length, self.top(event), event.id))
         self.tokens += 1
         self.cached = event.cached
         return self.show(text)
@@ -182,7 +188,7 @@ class Transcript:
         piece = self.show(self.stream.flush())
         usage = Usage(done.prompt_tokens, done.completion_tokens, done.cached_tokens)
         if self.stopped:
-            return Piece(piece.text, piece.drawn, "stop", usage)
+            return Piece(piece.text, piece.drawn, "stop", usage, cut=True)
         finish: Literal["stop", "length"] = "length" if done.reason == "length" else "stop"
         return Piece(piece.text + self.tail.flush(), piece.drawn + tuple(self.waiting), finish, usage)
 
@@ -223,7 +229,7 @@ async def pieces(transcript: Transcript, source: EventSource) -> AsyncGenerator[
                 piece = transcript.push(event)
                 if transcript.stopped:
                     source.close(answered=True)
-                    yield replace(piece, finish="stop", usage=transcript.usage)
+                    yield replace(piece, finish="stop", usage=transcript.usage, cut=True)
                     return
                 if piece.text or piece.drawn:
                     yield piece

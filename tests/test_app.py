@@ -80,15 +80,16 @@ def routes(app: FastAPI) -> Iterator[Route]:
 def test_no_route_without_a_decision_who_may_ask(app: FastAPI) -> None:
     paths = {route.path for route in routes(app)}
     assert {"/livez", "/metrics", "/v1/chat/completions", "/models/{name:path}/predict", "/docs"} <= paths
-    assert not {path for path in paths if decision(path) is None}
+    for verb in ("GET", "POST"):
+        assert not {path for path in paths if decision(path, verb) is None}
 
 
 def test_all_that_is_asked_of_models_needs_the_key(app: FastAPI) -> None:
     worked = {route.path for route in routes(app) if isinstance(route, APIRoute) and "POST" in route.methods}
     assert worked
-    assert {access(path) for path in worked} == {"key"}
+    assert {access(path, "POST") for path in worked} == {"key"}
     assert access("/v1/models") == access("/info") == access("/nowhere") == access("/metrics2") == "key"
-    assert access("/livez") == access("/docs/oauth2-redirect") == access("/") == "public"
+    assert access("/livez") == access("/docs/oauth2-redirect") == access("/") == access("/", "HEAD") == "public"
 
 
 @pytest.mark.parametrize("path", ["/v1/models", "/info", "/nowhere", "/livez/../v1/models"])
@@ -101,6 +102,15 @@ def test_without_the_key_nothing_is_told(talker: Model, path: str) -> None:
         assert "s3cret" not in answer.text
         assert "talker" not in answer.text
     assert call(app, "GET", path, headers={"Authorization": "bearer s3cret"}).status_code != 401
+
+
+def test_the_root_says_what_is_here_to_anybody_and_answers_for_the_key(talker: Model) -> None:
+    app = application(Registry([talker], echo), api_key="s3cret")
+    assert call(app, "GET", "/").status_code == 200
+    assert call(app, "POST", "/", json={"inputs": "The fox"}).status_code == 401
+    headers = {"Authorization": "Bearer s3cret"}
+    answer = call(app, "POST", "/", json={"inputs": "The fox"}, headers=headers)
+    assert answer.json() == [{"generated_text": "The fox"}]
 
 
 def test_probes_and_metrics_need_no_key(talker: Model) -> None:
@@ -219,7 +229,7 @@ def test_openai_shape_is_the_fallback(app: FastAPI, method: str, path: str, stat
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/models/talker/nowhere", 404), ("DELETE", "/predict", 405)]
+    ("method", "path", "status"), [("DELETE", "/models/talker/predict", 405), ("DELETE", "/predict", 405)]
 )
 def test_the_owner_of_a_path_says_the_error(app: FastAPI, method: str, path: str, status: int) -> None:
     answer = call(app, method, path)

@@ -305,3 +305,24 @@ def test_the_machine_is_asked_within_its_container(tmp_path: Path, monkeypatch: 
     assert machine.compute_threads() == 5
     (tmp_path / "cpu.max").write_text("150000 100000")
     assert machine.compute_threads() == 2
+
+
+def test_placeholders_name_the_only_model(tiny_classifier: Path, tiny_ranker: Path) -> None:
+    names = ("dummy", "tgi", "tei", "default", "")
+
+    async def alone(served: Registry) -> None:
+        await served.load_all()
+        assert {served.resolve(name, ["classify"]).name for name in names} == {"judge"}
+        with pytest.raises(NotFound, match=r"no model is called 'judge2'; there are: judge$"):
+            served.resolve("judge2", ["classify"])
+
+    async def together(served: Registry) -> None:
+        await served.load_all()
+        for name in names:
+            with pytest.raises(NotFound, match=rf"no model is called '{name}'; there are: judge, ranker$"):
+                served.resolve(name, ["classify"])
+        served.alias("dummy", "ranker")
+        assert served.resolve("dummy", ["rank"]).name == "ranker"
+
+    serving({"judge": tiny_classifier}, alone)
+    serving({"judge": tiny_classifier, "ranker": tiny_ranker}, together)

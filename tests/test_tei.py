@@ -360,9 +360,9 @@ def test_the_root_is_for_the_only_model_that_fits(models: list[Model], app: Fast
 
 
 def test_paths_of_the_dialect() -> None:
-    for path in ("/predict", "/embed", "/models", "/models/a/b/predict", "/info"):
+    for path in ("/predict", "/embed", "/models/a/b/predict", "/info"):
         assert DIALECT.matches(path)
-    for path in ("/", "/embedding", "/v1/models", "/modelsx"):
+    for path in ("/", "/embedding", "/v1/models", "/models", "/models/a", "/models/a/predict/b", "/modelsx"):
         assert not DIALECT.matches(path)
 
 

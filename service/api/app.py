@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from service.api import admin, health, openai, rerank, tei
+from service.api import admin, health, hf, openai, rerank, tei
 from service.api.dialect import Dialect
 from service.api.gate import Gate, Refuse
 from service.api.server import Server
@@ -31,8 +31,8 @@ from service.errors import (
 from service.metrics import Missed
 from service.version import VERSION
 
-# Who owns a path: the first that says so; OpenAI's where nobody does.
-DIALECTS: tuple[Dialect, ...] = (rerank.DIALECT, openai.DIALECT, tei.DIALECT)
+# Who owns a path: the first that says so; OpenAI's where nobody does.  The last has a route for any model's name.
+DIALECTS: tuple[Dialect, ...] = (rerank.DIALECT, openai.DIALECT, tei.DIALECT, hf.DIALECT)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 

@@ -20,10 +20,19 @@ SLICE = 1 << 16  # bytes looked at in one go: others get a turn after each
 
 async def parsed(request: Request) -> Any:
     """The JSON value in the body.  BadRequest if there is none or it is too much; ClientGone without a client."""
+    return await value_of(await received(request))
+
+
+async def received(request: Request) -> bytes:
+    """The body as it is; ClientGone without a client."""
     try:
-        body = await request.body()
+        return await request.body()
     except ClientDisconnect:
         raise ClientGone("the connection closed before the body was complete") from None
+
+
+async def value_of(body: bytes) -> Any:
+    """The JSON value in `body`.  Raises BadRequest."""
     if len(body) > SMALL:
         await asyncio.to_thread(check_values, body)
     try:

@@ -44,7 +44,8 @@ MOST_IDS = 1 << 18  # of one prompt, or lists of them
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way of speaking to the server.  `prefixes` are the paths it owns, and all below them."""
+    """One way of speaking to the server.  `prefixes` are the paths it owns, and all below them, and paths of one model
+    that end so (/models/{name}/predict)."""
 
     name: str
     prefixes: tuple[str, ...]
@@ -53,7 +54,11 @@ class Dialect:
     router: APIRouter
 
     def matches(self, path: str) -> bool:
-        return any(path == prefix or path.startswith(prefix.rstrip("/") + "/") for prefix in self.prefixes)
+        asked = "/" + path.rpartition("/")[2]
+        return any(
+            path == prefix or path.startswith(prefix + "/") or (asked == prefix and path.startswith("/models/"))
+            for prefix in self.prefixes
+        )
 
 
 class Registry(Protocol):
@@ -147,11 +152,17 @@ async def body(request: Request, kind: type[W]) -> W:
     return kind.read(await parsed(request))
 
 
-def takes(kind: type[Wire]) -> dict[str, Any]:
-    """For the description of a route: that its body is a `kind`."""
-    schema = kind.model_json_schema()
-    schema = resolved(schema, schema.pop("$defs", {}))
+def takes(*kinds: type[Wire]) -> dict[str, Any]:
+    """For the description of a route: that its body is one of `kinds`."""
+    schemas = [described_by(kind) for kind in kinds]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def described_by(kind: type[Wire]) -> dict[str, Any]:
+    schema = kind.model_json_schema()
+    written: dict[str, Any] = resolved(schema, schema.pop("$defs", {}))
+    return written
 
 
 def resolved(schema: Any, named: Mapping[str, Any]) -> Any:

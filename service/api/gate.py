@@ -61,7 +61,7 @@ class Gate:
         """Check what can be checked without the body; only verbs that ask for work take a place in flight."""
         try:
             headers = Headers(scope=scope)
-            if (kind := access(scope["path"])) in self.keys:
+            if (kind := access(scope["path"], scope["method"])) in self.keys:
                 visit.owner = self.keys[kind].owner(headers.get("authorization", ""))
             visit.counted = administers = kind == "admin"  # it asks nothing of a model
             if scope["method"] in ("GET", "HEAD"):
@@ -89,7 +89,7 @@ class Gate:
         method = scope["method"] if scope["method"] in METHODS else "other"
         self.server.metrics.answered(method, route, status)
         path = scope.get("raw_path", b"").decode("ascii", "replace")[:LONGEST_PATH]
-        level = logging.DEBUG if access(scope["path"]) == "public" else logging.INFO
+        level = logging.DEBUG if access(scope["path"], method) == "public" else logging.INFO
         fields = {"request_id": visit.id, "method": method, "path": path, "status": status, "seconds": round(took, 6)}
         whose = f" for {visit.owner}" if visit.owner else ""
         told = (method, path, status, took * 1000, whose, visit.id)

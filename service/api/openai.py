@@ -13,7 +13,9 @@ from typing import Any, get_args
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.api.dialect import Dialect, about, body, server, submitter, takes, terms
+from service.api import generating
+from service.api.dialect import Dialect, about, body, server, takes
+from service.api.generating import Answers
 from service.api.openai_wire import (
     ChatRequest,
     CompletionRequest,
@@ -39,10 +41,9 @@ from service.api.reading import scores, spelled
 from service.api.stream import EventStream, JsonResponse, answer, events
 from service.prompts import Continuation
 from service.request import Task
-from service.transcript import Piece, Usage, continued, whole
+from service.transcript import Usage, whole
 
 DONE = b"data: [DONE]\n\n"
-Answers = AsyncGenerator[tuple[int, Piece], None]
 router = APIRouter(tags=["OpenAI"])
 
 
@@ -81,10 +82,8 @@ def called(kind: str, wire: Sampled) -> Call:
 
 async def begun(request: Request, wire: Sampled, call: Call, asked: Continuation) -> tuple[int, Answers]:
     """How many answers there will be, and the answers, not yet submitted."""
-    here = server(request)
-    model = about(request, here.registry.resolve(call.model, ["generate"]))
-    requests = await here.text.prompts(model, asked, call.id, terms(request, wire))
-    return len(requests), continued(model.tokenizer, asked.stops, requests, submitter(request, model))
+    model = about(request, server(request).registry.resolve(call.model, ["generate"]))
+    return await generating.begun(request, wire, model, asked, call.id)
 
 
 async def completion_chunks(call: Call, answers: Answers) -> AsyncGenerator[dict[str, Any], None]:

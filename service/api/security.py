@@ -15,9 +15,11 @@ Access = Literal["public", "key", "admin"]
 DEFAULT_OWNER = "default"  # of the key that has no name
 
 # A path takes the decision of its longest prefix here, whole segments only; "/" is no prefix but the address itself.
+# A verb before it decides for that verb alone.
 # Public routes say how the server is and what it can do, never what was asked of it.
 ACCESS: Mapping[str, Access] = {
     "/": "public",
+    "POST /": "key",
     "/livez": "public",
     "/readyz": "public",
     "/startupz": "public",
@@ -28,7 +30,11 @@ ACCESS: Mapping[str, Access] = {
     "/openapi.json": "public",
     "/admin": "admin",
     "/v1": "key",
+    "/v2": "key",
+    "/v2/health": "public",
+    "/v2/repository": "admin",
     "/models": "key",
+    "/pipeline": "key",
     "/predict": "key",
     "/embed": "key",
     "/embed_all": "key",
@@ -41,16 +47,19 @@ ACCESS: Mapping[str, Access] = {
 }
 
 
-def decision(path: str) -> Access | None:
+def decision(path: str, method: str = "GET") -> Access | None:
     """The line that decides about `path` or a route's template (/models/{name}/predict); None if there is none."""
     prefix = path
-    while prefix and prefix not in ACCESS:
+    while prefix:
+        for line in (f"{method} {prefix}", prefix):
+            if line in ACCESS:
+                return ACCESS[line]
         prefix = prefix.rpartition("/")[0]
-    return ACCESS.get(prefix)
+    return None
 
 
-def access(path: str) -> Access:
-    return decision(path) or "key"
+def access(path: str, method: str = "GET") -> Access:
+    return decision(path, method) or "key"
 
 
 def check_key(authorization: str, key: str) -> None:

@@ -159,7 +159,7 @@ DIALECT = Dialect(
     name="text-embeddings-inference",
     prefixes=(
         *("/predict", "/embed", "/embed_all", "/embed_sparse", "/rerank", "/similarity", "/tokenize", "/decode"),
-        *("/info", "/models"),
+        "/info",
     ),
     error=write_error,
     status=status,

@@ -1,0 +1,226 @@
+"""The dialect of Hugging Face's inference tasks: POST /models/{name}, and / when one served model fits.
+
+Its wire objects and what they ask are `hf_wire`, its answers `hf_write`.  The one idea: a table of tasks, of which a
+model has those that its head can do; an address without a task means the model's first, or the one that its inputs or
+parameters have the shape of.
+"""
+
+import uuid
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import Any, get_args
+
+import numpy as np
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service import zero_shot
+from service.answers import Reply, Scores
+from service.api import generating
+from service.api import hf_wire as asked
+from service.api import hf_write as said
+from service.api.body import parsed
+from service.api.dialect import Dialect, about, server, takes
+from service.api.reading import Replies, Writing, kinded, read, written
+from service.api.stream import EventStream, JsonResponse, answer, events
+from service.errors import BadRequest, NotFound, PolyheadError
+from service.inputs import Reading
+from service.model import Model
+from service.request import Task
+from service.transcript import Usage, whole
+
+Through = Callable[[Any, Model, Replies], Replies]
+ALL: tuple[Task, ...] = get_args(Task)
+
+
+def untouched(wire: Any, model: Model, answers: Replies) -> Replies:  # noqa: ARG001
+    return answers
+
+
+async def by_class(wire: asked.ZeroShotCall, model: Model, answers: Replies) -> Replies:
+    """The answers to a text's hypotheses, made one: a score for each class."""
+    entails, count = zero_shot.entailment(model.labels), len(wire.parameters.classes)
+    assert entails is not None, "the model has the task"
+    async with aclosing(answers):
+        async for some in gathered(answers, count):
+            failed = next((one for one in some if isinstance(one, PolyheadError)), None)
+            if failed is not None:
+                yield failed
+                continue
+            known = [kinded(one, Scores) for one in some]
+            logits = np.array([one.values for one in known])
+            scores = zero_shot.probabilities(logits, entails, several=wire.parameters.multi_label)
+            yield Scores(scores, sum((one.usage for one in known), Usage()))
+
+
+async def gathered(answers: Replies, count: int) -> AsyncGenerator[list[Reply | PolyheadError], None]:
+    """`count` at a time."""
+    some: list[Reply | PolyheadError] = []
+    async for one in answers:
+        some.append(one)
+        if len(some) == count:
+            yield some
+            some = []
+
+
+async def cosines(wire: Any, model: Model, answers: Replies) -> Replies:  # noqa: ARG001
+    """How near the first vector the others are; all have length one."""
+    async with aclosing(answers):
+        known = [kinded(one, Scores) async for one in answers]
+    vectors = np.array([one.values for one in known])
+    yield Scores((vectors[1:] @ vectors[0]).tolist(), sum((one.usage for one in known), Usage()))
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """A task of encoders: of which heads, how it is asked, what becomes of the replies, how it is answered."""
+
+    heads: tuple[Task, ...]
+    wire: type[asked.Call]
+    read: Callable[[Any], Reading]
+    write: Callable[[Any, Model], Writing]
+    through: Through = untouched
+
+
+GENERATION = "text-generation"
+PIPELINES: Mapping[str, Pipeline] = {
+    "text-classification": Pipeline(("classify", "rank"), asked.ClassifyCall, asked.read_classify, said.write_classify),
+    "zero-shot-classification": Pipeline(
+        ("classify",), asked.ZeroShotCall, asked.read_zero_shot, said.write_zero_shot, by_class
+    ),
+    "token-classification": Pipeline(("tag",), asked.LabelCall, asked.read_label, said.write_label),
+    "question-answering": Pipeline(("span",), asked.AnswerCall, asked.read_answer, said.write_answer),
+    "fill-mask": Pipeline(("fill",), asked.FillCall, asked.read_fill, said.write_fill),
+    "feature-extraction": Pipeline(("embed",), asked.EmbedCall, asked.read_embed, said.write_vector),
+    "sentence-similarity": Pipeline(("embed",), asked.LikenessCall, asked.read_likeness, said.write_vector, cosines),
+}
+HEADS: Mapping[str, tuple[Task, ...]] = {
+    **{name: pipeline.heads for name, pipeline in PIPELINES.items()},
+    GENERATION: ("generate",),
+}
+
+
+# Which task
+
+
+def tasks_of(model: Model) -> list[str]:
+    """Those that it has, the one that is meant unless it is said first."""
+    found = [name for name, heads in HEADS.items() if model.task in heads]
+    infers = zero_shot.entailment(model.labels) is not None
+    return [name for name in found if infers or name != "zero-shot-classification"]
+
+
+def check_task(name: str) -> None:
+    if name and name not in HEADS:
+        raise NotFound(f"no task is called {name[:100]!r}; there are: {', '.join(HEADS)}")
+
+
+def meant(value: Any, model: Model) -> str:
+    """The model's task, by the shape of what came where it has two."""
+    tasks = tasks_of(model)
+    if "sentence-similarity" in tasks and has(value, "inputs", "sentences"):
+        return "sentence-similarity"
+    if has(value, "parameters", "candidate_labels") and model.task == "classify":
+        return "zero-shot-classification"
+    return tasks[0]
+
+
+def has(value: Any, field: str, name: str) -> bool:
+    inner = value.get(field) if isinstance(value, dict) else None
+    return isinstance(inner, dict) and name in inner
+
+
+def check_has(model: Model, task: str) -> None:
+    """Raises BadRequest with the tasks that the model has, if this is not among them."""
+    tasks = tasks_of(model)
+    if task in tasks:
+        return
+    message = f"{model.name} has {listed(tasks)}, not {task}"
+    if model.task in HEADS[task]:
+        message += f", which needs a label that starts with entail; there are: {', '.join(model.labels)}"
+    raise BadRequest(message, param="model")
+
+
+def listed(tasks: list[str]) -> str:
+    return f"the task{'s' if len(tasks) > 1 else ''} {' and '.join(tasks)}"
+
+
+def wire_of(value: Any, model: Model, task: str) -> Any:
+    """The wire object of a task.  What is wrong with the inputs may be that they are another task's."""
+    kind = PIPELINES[task].wire if task in PIPELINES else asked.GenerateCall
+    try:
+        return kind.read(value)
+    except BadRequest as error:
+        if not error.param.startswith("inputs"):
+            raise
+        raise BadRequest(f"{error.message}; {model.name} has {listed(tasks_of(model))}", param=error.param) from None
+
+
+# The way between
+
+
+router = APIRouter(tags=["Hugging Face"])
+TAKES = takes(*(pipeline.wire for pipeline in PIPELINES.values()), asked.GenerateCall)
+
+
+# the last line comes first: what is longer is looked for before what takes any name
+@router.post("/models/{name:path}", openapi_extra=TAKES, summary="What the model's head can do.")
+@router.post("/models/{name:path}/pipeline/{task}", openapi_extra=TAKES, summary="One of a model's tasks.")
+@router.post("/pipeline/{task}", openapi_extra=TAKES, summary="A task, of the only model that has it.")
+@router.post("/", openapi_extra=TAKES, summary="The task of the only model.")
+async def infer(request: Request) -> Response:
+    value = await parsed(request)
+    task = request.path_params.get("task", "")
+    check_task(task)
+
+    async def work() -> Response:
+        model = named(request, task)
+        mine = task or meant(value, model)
+        check_has(model, mine)
+        wire = wire_of(value, model, mine)
+        if mine == GENERATION:
+            return await generated(request, wire, model)
+        return await piped(request, wire, model, PIPELINES[mine])
+
+    return await answer(request, work())
+
+
+def named(request: Request, task: str) -> Model:
+    """The model in the path, or the only one that fits."""
+    registry, name = server(request).registry, request.path_params.get("name", "")
+    return about(request, registry.resolve(name, ALL) if name else registry.only(HEADS[task] if task else ALL))
+
+
+async def piped(request: Request, wire: asked.Call, model: Model, pipeline: Pipeline) -> Response:
+    reading = replace(pipeline.read(wire), partial=wire.partial and not wire.is_one)
+    check_pairs(wire, len(reading.inputs), server(request).settings.max_batch_texts)
+    answers = await read(request, wire, model, reading)
+    return await written(request, pipeline.through(wire, model, answers), pipeline.write(wire, model))
+
+
+def check_pairs(wire: asked.Call, count: int, most: int) -> None:
+    """What a list of texts and a list of classes come to together is not seen from either."""
+    if isinstance(wire, asked.ZeroShotCall) and count > most:
+        classes = len(wire.parameters.classes)
+        message = f"inputs: {count // classes} texts with {classes} labels are {count} pairs, at most {most} a call"
+        raise BadRequest(message, param="inputs")
+
+
+async def generated(request: Request, wire: asked.GenerateCall, model: Model) -> Response:
+    count, answers = await generating.begun(
+        request, wire, model, asked.read_generate(wire), f"generate-{uuid.uuid4().hex}"
+    )
+    if wire.stream:
+        return await EventStream.open(events(said.chunks(wire, model, answers), said.write_error))
+    return JsonResponse(said.write_generate(wire, model, await whole(count, answers)))
+
+
+DIALECT = Dialect(
+    name="Hugging Face",
+    prefixes=("/", "/models", "/pipeline"),
+    error=said.write_error,
+    status=attrgetter("status"),
+    router=router,
+)

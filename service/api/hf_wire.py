@@ -1,0 +1,265 @@
+"""What the dialect of Hugging Face's inference tasks is asked: the wire object of each task, and its pure `read`.
+
+Knows no engine and no answer.  The one idea: a task is inputs of one shape with parameters of one kind; what a wire
+object holds more is the same for all.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from service import zero_shot
+from service.api.dialect import MOST_TEXTS, Count, Wire, Work, at_most, described
+from service.api.options import (
+    LONGEST_WORD,
+    Answering,
+    Classifying,
+    Cutting,
+    Drawing,
+    Embedding,
+    Filling,
+    Labelling,
+    Stops,
+    Words,
+    answering,
+    classifying,
+    continuing,
+    embedding,
+    filling,
+    labelling,
+)
+from service.errors import BadRequest
+from service.inputs import Input, Reading
+from service.prompts import Continuation
+
+MOST_CLASSES = 100
+LONGEST_TEMPLATE = 1000  # characters
+
+Texts = Annotated[
+    str | Annotated[list[str], Field(fail_fast=True)], described("a string or a list of strings"), at_most(MOST_TEXTS)
+]
+
+
+class Pair(Wire):
+    text: str
+    text_pair: str = ""
+
+
+class Question(Wire):
+    question: Annotated[str, Field(min_length=1)]
+    context: Annotated[str, Field(min_length=1)]
+
+
+class Likeness(Wire):
+    source_sentence: Annotated[str, Field(min_length=1)]
+    sentences: Annotated[list[str], Field(min_length=1, fail_fast=True), at_most(MOST_TEXTS)]
+
+
+TextsOrPairs = Annotated[
+    str | Pair | Annotated[list[str | Pair], Field(fail_fast=True)],
+    described('a string, {"text", "text_pair"} or a list of such'),
+    at_most(MOST_TEXTS),
+]
+Questions = Annotated[
+    Question | Annotated[list[Question], Field(fail_fast=True)],
+    described('{"question", "context"} or a list of such, both not empty'),
+    at_most(MOST_TEXTS),
+]
+
+
+class Options(Wire):
+    """How the hosted service goes about it; here all three are so anyway."""
+
+    use_cache: bool = True
+    wait_for_model: bool = False
+    use_gpu: bool = False
+
+
+class Call(Work):
+    """`partial`: of several inputs, one that cannot be read costs the others nothing."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"stream": (False,)}
+
+    inputs: Any
+    parameters: Any
+    options: Options = Options()
+    partial: bool = False
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the inputs are one, which is answered without a list around it."""
+        return not isinstance(self.inputs, list)
+
+
+class ClassifyCall(Call):
+    inputs: TextsOrPairs
+    parameters: Classifying = Classifying()
+
+
+class ZeroShotParameters(Cutting):
+    candidate_labels: Words
+    hypothesis_template: Annotated[str, Field(max_length=LONGEST_TEMPLATE)] = "This example is {}."
+    multi_label: bool = False
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """One string has commas between them."""
+        given = self.candidate_labels
+        every = given.split(",", MOST_CLASSES) if isinstance(given, str) else given
+        return tuple(name for name in map(str.strip, every) if name)
+
+
+class ZeroShotCall(Call):
+    inputs: Texts
+    parameters: ZeroShotParameters
+
+
+class LabelCall(Call):
+    inputs: Texts
+    parameters: Labelling = Labelling()
+
+
+class AnswerCall(Call):
+    inputs: Questions
+    parameters: Answering = Answering()
+
+
+class FillCall(Call):
+    inputs: Texts
+    parameters: Filling = Filling()
+
+
+class EmbedCall(Call, Embedding):
+    """Clients send the options of this one task beside the inputs, or as parameters."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {**Call.unsupported, **Embedding.unsupported}
+
+    inputs: Texts
+    parameters: Embedding = Embedding()
+
+
+class LikenessCall(Call):
+    inputs: Likeness
+    parameters: Cutting = Cutting()
+
+
+class GenerateParameters(Drawing):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "adapter_id": (),
+        "best_of": (1,),
+        "decoder_input_details": (False,),
+        "frequency_penalty": (0,),
+        "grammar": (),
+        "repetition_penalty": (1,),
+        "top_n_tokens": (0,),
+        "truncate": (),
+        "typical_p": (1,),
+        "watermark": (False,),
+        "num_return_sequences": (1,),
+        "num_beams": (1,),
+    }
+
+    max_new_tokens: Count = 0
+    stop_sequences: Stops = Field(default_factory=list)  # the older name of stop
+    return_full_text: bool = False
+    details: bool = False
+
+
+class GenerateCall(Call):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"partial": (False,)}
+
+    inputs: Texts
+    parameters: GenerateParameters = GenerateParameters()
+    stream: bool = False
+
+
+# What is asked
+
+
+def texts_of(given: str | Sequence[str]) -> tuple[str, ...]:
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+def texts_or_pairs(given: str | Pair | Sequence[str | Pair]) -> tuple[Input, ...]:
+    every = [given] if isinstance(given, str | Pair) else given
+    return tuple(one if isinstance(one, str) else pair_of(one) for one in every)
+
+
+def pair_of(pair: Pair) -> Input:
+    return (pair.text, pair.text_pair) if pair.text_pair else pair.text
+
+
+def read_classify(wire: ClassifyCall) -> Reading:
+    return classifying("inputs", texts_or_pairs(wire.inputs), wire.parameters)
+
+
+def read_label(wire: LabelCall) -> Reading:
+    return labelling("inputs", texts_of(wire.inputs), wire.parameters)
+
+
+def read_answer(wire: AnswerCall) -> Reading:
+    asked = [wire.inputs] if isinstance(wire.inputs, Question) else wire.inputs
+    return answering("inputs", tuple((one.question, one.context) for one in asked), wire.parameters)
+
+
+def read_fill(wire: FillCall) -> Reading:
+    return filling("inputs", texts_of(wire.inputs), wire.parameters)
+
+
+def read_embed(wire: EmbedCall) -> Reading:
+    beside = wire.model_fields_set & Embedding.model_fields.keys()
+    if beside and wire.parameters.model_fields_set:
+        name = sorted(beside)[0]
+        raise BadRequest(f"{name}: give all options beside inputs, or all in parameters", param=name)
+    return embedding("inputs", texts_of(wire.inputs), wire if beside else wire.parameters)
+
+
+def read_likeness(wire: LikenessCall) -> Reading:
+    """The sentence first that the others are compared with."""
+    others = [f"inputs.sentences[{index}]" for index in range(len(wire.inputs.sentences))]
+    return Reading(
+        field="inputs.sentences",
+        inputs=(wire.inputs.source_sentence, *wire.inputs.sentences),
+        names=("inputs.source_sentence", *others),
+        unit=True,
+        truncate=wire.parameters.side,
+    )
+
+
+def read_zero_shot(wire: ZeroShotCall) -> Reading:
+    """Each text with one hypothesis for each class."""
+    texts, classes, template = texts_of(wire.inputs), wire.parameters.classes, wire.parameters.hypothesis_template
+    where, got = "parameters.candidate_labels", len(classes) if len(classes) <= MOST_CLASSES else "more"
+    if not 1 <= len(classes) <= MOST_CLASSES:
+        raise BadRequest(f"{where}: must be 1 to {MOST_CLASSES} labels, got {got}", param=where)
+    if any(len(name) > LONGEST_WORD for name in classes):
+        raise BadRequest(f"{where}: each must have at most {LONGEST_WORD} characters", param=where)
+    if zero_shot.HOLE not in template:
+        where = "parameters.hypothesis_template"
+        raise BadRequest(f'{where}: must have a {{}} for the label, as in "This example is {{}}."', param=where)
+    hypotheses = [zero_shot.hypothesis(template, name) for name in classes]
+    names = ["inputs" if wire.is_one else f"inputs[{index}]" for index in range(len(texts))]
+    return Reading(
+        field="inputs",
+        # nothing follows from an empty text, and it is no pair
+        inputs=tuple((text, hypothesis) if text else "" for text in texts for hypothesis in hypotheses),
+        names=tuple(name for name in names for _ in hypotheses),
+        raw=True,
+        truncate=wire.parameters.side,
+    )
+
+
+def read_generate(wire: GenerateCall) -> Continuation:
+    asked, older = wire.parameters, wire.parameters.stop_sequences
+    if wire.stream and not wire.is_one:
+        raise BadRequest("stream: only for one text, not for a list", param="stream")
+    continuation = continuing("inputs", texts_of(wire.inputs), asked)
+    return replace(
+        continuation,
+        stops=(*continuation.stops, *texts_of(older)),
+        max_tokens=asked.max_new_tokens,
+        limit="parameters.max_new_tokens",
+        logprobs=0 if asked.details or wire.stream else -1,
+    )
