@@ -1,0 +1,120 @@
+"""The Open Inference Protocol, version 2, over REST: health, descriptions of models, and tensors in and out, under /v2.
+
+Its wire objects are `oip_wire`, its answers `oip_write`, tensors `oip_tensors`; models are changed by
+`oip_repository`.
+"""
+
+import asyncio
+import uuid
+from operator import attrgetter
+from typing import Any, get_args
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.api import generating, health
+from service.api.body import received, value_of
+from service.api.dialect import Dialect, about, server, takes
+from service.api.oip_tensors import HEADER, Body, split
+from service.api.oip_wire import TAKES, GenerateRequest, InferRequest, columns, read_generate
+from service.api.oip_wire import read as asked
+from service.api.oip_write import MODEL_VERSION, check_outputs, write, write_error, write_model, write_server
+from service.api.reading import MANY, every, read
+from service.api.stream import JsonResponse, answer
+from service.errors import NotFound
+from service.model import Model
+from service.request import Task
+from service.transcript import whole
+
+ALL = get_args(Task)
+REPOSITORY = ("model_repository",)  # where administrators have a key
+router = APIRouter(tags=["Open Inference Protocol"])
+
+
+@router.get("/v2", summary="What the server is.")
+async def described(request: Request) -> Response:
+    administered = server(request).settings.admin_key.get_secret_value()
+    return JsonResponse(write_server(REPOSITORY if administered else ()))
+
+
+@router.get("/v2/health/live", summary="Is the process worth keeping?")
+async def live(request: Request) -> Response:
+    fine = not health.server(request).dying()
+    return JsonResponse({"live": fine}, 200 if fine else 503)
+
+
+@router.get("/v2/health/ready", summary="Can it answer?")
+async def ready(request: Request) -> Response:
+    fine = not health.server(request).unready()
+    return JsonResponse({"ready": fine}, 200 if fine else 503)
+
+
+# of several lines the last comes first: what is longer is looked for before what takes any name
+@router.get("/v2/models/{name:path}/ready", summary="Can this model answer?")
+@router.get("/v2/models/{name:path}/versions/{version}/ready", summary="The same of its only version.")
+async def model_ready(request: Request) -> Response:
+    return JsonResponse({"name": named(request).name, "ready": True})
+
+
+@router.get("/v2/models/{name:path}", summary="The tensors of a model.")
+@router.get("/v2/models/{name:path}/versions/{version}", summary="The same of its only version.")
+async def model_described(request: Request) -> Response:
+    return JsonResponse(write_model(named(request)))
+
+
+@router.post("/v2/models/{name:path}/infer", openapi_extra=takes(InferRequest), summary="Tensors in, tensors out.")
+@router.post(
+    "/v2/models/{name:path}/versions/{version}/infer",
+    openapi_extra=takes(InferRequest),
+    summary="The same of its only version.",
+)
+async def infer(request: Request) -> Response:
+    text, rest = split(await received(request), request.headers.get(HEADER, ""))
+    value = await value_of(text)
+
+    async def work() -> Response:
+        model = about(request, named(request))
+        wire = TAKES[model.task].wire.read(value)
+        check_outputs(wire, model)
+        replies = await replied(request, wire, model, rest)
+        if len(replies) < MANY:
+            return sent(write(wire, model, replies))
+        return sent(await asyncio.to_thread(write, wire, model, replies))
+
+    return await answer(request, work())
+
+
+def named(request: Request) -> Model:
+    """The model in the path.  NotFound for another version than the one there is."""
+    params = request.path_params
+    model = server(request).registry.resolve(params["name"], ALL)
+    if params.get("version", MODEL_VERSION) != MODEL_VERSION:
+        message = f"{model.name} has version {MODEL_VERSION} only, got {params['version'][:60]!r}"
+        raise NotFound(message, param="version")
+    return model
+
+
+async def replied(request: Request, wire: InferRequest, model: Model, rest: bytes) -> list[Any]:
+    """The answers to all texts."""
+    found = columns(wire, TAKES[model.task], rest, server(request).settings.max_batch_texts)
+    work = wire.parameters.work
+    if isinstance(wire, GenerateRequest):
+        call = f"infer-{uuid.uuid4().hex}"
+        count, answers = await generating.begun(request, work, model, read_generate(wire, found[0]), call)
+        return await whole(count, answers)
+    return await every(await read(request, work, model, asked(wire, found)), object)
+
+
+def sent(body: Body) -> Response:
+    if not body.binary:
+        return Response(body.content, media_type="application/json")
+    return Response(body.content, headers={HEADER: str(body.json_bytes)}, media_type="application/octet-stream")
+
+
+DIALECT = Dialect(
+    name="Open Inference Protocol",
+    prefixes=("/v2",),
+    error=write_error,
+    status=attrgetter("status"),
+    router=router,
+)

@@ -1,0 +1,223 @@
+"""What the Open Inference Protocol is asked: its wire objects, and what each head reads from the tensors.
+
+Knows no engine and no answer.  The one idea: a request is the same for all heads but for the options among its
+parameters, and for which tensors of text it has.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from service.api.dialect import Count, Wire, Work, at_most, between
+from service.api.oip_tensors import Given, parts, texts
+from service.api.options import (
+    Answering,
+    Cutting,
+    Drawing,
+    Embedding,
+    Filling,
+    Labelling,
+    answering,
+    continuing,
+    embedding,
+    filling,
+    labelling,
+)
+from service.errors import BadRequest
+from service.inputs import Reading
+from service.prompts import Continuation
+from service.request import Task
+
+MOST_TENSORS = 8
+SHARED: Mapping[str, tuple[Any, ...]] = {
+    "shared_memory_region": (),
+    "shared_memory_byte_size": (),
+    "shared_memory_offset": (),
+}
+Size = Annotated[int, between(0, (1 << 31) - 1)]
+Name = Annotated[str, Field(min_length=1, max_length=100)]
+
+
+class InputParameters(Wire):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = SHARED
+
+    binary_data_size: Size = -1  # the data is in the JSON
+
+
+class Input(Wire):
+    name: Name
+    datatype: Annotated[str, Field(max_length=20)]
+    shape: Annotated[list[Size], Field(max_length=8)]
+    parameters: InputParameters = InputParameters()
+    data: Any = None
+
+
+class OutputParameters(Wire):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {**SHARED, "classification": (0,)}
+
+    binary_data: bool = False
+
+
+class Output(Wire):
+    name: Name
+    parameters: OutputParameters = OutputParameters()
+
+
+class Parameters(Wire):
+    """Those of any head; `timeout` in microseconds."""
+
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "sequence_id": (0, ""),
+        "sequence_start": (False,),
+        "sequence_end": (False,),
+        "priority": (0,),
+    }
+
+    binary_data_output: bool = False
+    timeout: Annotated[int, between(1000, 10**15)] = 0
+
+    @property
+    def work(self) -> Work:
+        return Work(timeout=self.timeout / 1e6) if self.timeout else Work()
+
+
+class ScoreOptions(Parameters, Cutting):
+    """`raw`: what the head says, without its closing function."""
+
+    raw: bool = False
+
+
+class EmbedOptions(Parameters, Embedding):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {**Parameters.unsupported, **Embedding.unsupported}
+
+
+class LabelOptions(Parameters, Labelling):
+    pass
+
+
+class AnswerOptions(Parameters, Answering):
+    pass
+
+
+class FillOptions(Parameters, Filling):
+    pass
+
+
+class GenerateOptions(Parameters, Drawing):
+    max_tokens: Count = 0
+
+
+class InferRequest(Wire):
+    id: Annotated[str, Field(max_length=1000)] = ""
+    parameters: Parameters = Parameters()
+    inputs: Annotated[list[Input], Field(min_length=1), at_most(MOST_TENSORS)]
+    outputs: Annotated[list[Output], at_most(MOST_TENSORS)] = Field(default_factory=list)
+
+
+class ScoreRequest(InferRequest):
+    parameters: ScoreOptions = ScoreOptions()
+
+
+class EmbedRequest(InferRequest):
+    parameters: EmbedOptions = EmbedOptions()
+
+
+class LabelRequest(InferRequest):
+    parameters: LabelOptions = LabelOptions()
+
+
+class AnswerRequest(InferRequest):
+    parameters: AnswerOptions = AnswerOptions()
+
+
+class FillRequest(InferRequest):
+    parameters: FillOptions = FillOptions()
+
+
+class GenerateRequest(InferRequest):
+    parameters: GenerateOptions = GenerateOptions()
+
+
+@dataclass(frozen=True)
+class Takes:
+    """The wire object of a head, and its tensors of text: one it `needs`, and a second one, which may be needed too."""
+
+    wire: type[InferRequest]
+    needs: tuple[str, ...] = ("text",)
+    second: tuple[str, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (*self.needs, *self.second)
+
+
+TAKES: Mapping[Task, Takes] = {
+    "classify": Takes(ScoreRequest, second=("text_pair",)),
+    "rank": Takes(ScoreRequest, second=("text_pair",)),
+    "embed": Takes(EmbedRequest),
+    "tag": Takes(LabelRequest),
+    "span": Takes(AnswerRequest, needs=("question", "context")),
+    "fill": Takes(FillRequest),
+    "generate": Takes(GenerateRequest),
+}
+
+
+# What is asked
+
+
+def columns(wire: InferRequest, takes: Takes, rest: bytes, most: int) -> list[list[str]]:
+    """The texts of each tensor, in the order the head takes them; all have as many."""
+    given = tensors(wire, rest)
+    unknown = next((name for name in given if name not in takes.names), "")
+    if unknown:
+        message = f"inputs: {unknown!r} is no input of this model; it takes {', '.join(takes.names)}"
+        raise BadRequest(message, param="inputs")
+    missing = next((name for name in takes.needs if name not in given), "")
+    if missing:
+        raise BadRequest(f"inputs: the tensor {missing} is required", param="inputs")
+    found = {name: texts(given[name], most) for name in takes.names if name in given}
+    counts = {name: len(column) for name, column in found.items()}
+    if len(set(counts.values())) > 1:
+        said = ", ".join(f"{name} has {count}" for name, count in counts.items())
+        raise BadRequest(f"inputs: must all have as many texts, {said}", param="inputs")
+    return list(found.values())
+
+
+def tensors(wire: InferRequest, rest: bytes) -> dict[str, Given]:
+    sizes = [(each.name, each.parameters.binary_data_size) for each in wire.inputs]
+    names = [name for name, _ in sizes]
+    twice = next((name for name in names if names.count(name) > 1), "")
+    if twice:
+        raise BadRequest(f"inputs: there are two tensors {twice!r}", param="inputs")
+    for each in wire.inputs:
+        if each.data is not None and each.parameters.binary_data_size >= 0:
+            raise BadRequest(f"{each.name}: has data and a binary_data_size, give one", param=each.name)
+    raws = parts(rest, [(name, size) for name, size in sizes if size >= 0])
+    return {
+        each.name: Given(each.name, each.datatype, tuple(each.shape), each.data, raws.get(each.name))
+        for each in wire.inputs
+    }
+
+
+def read(wire: InferRequest, found: Sequence[Sequence[str]]) -> Reading:
+    """Of one column of texts, or of two, which are pairs."""
+    rows = tuple(found[0]) if len(found) == 1 else tuple(zip(found[0], found[1], strict=True))
+    match wire:
+        case EmbedRequest():
+            return embedding("text", rows, wire.parameters)
+        case LabelRequest():
+            return labelling("text", rows, wire.parameters)
+        case AnswerRequest():
+            return answering("context", rows, wire.parameters)
+        case FillRequest():
+            return filling("text", rows, wire.parameters)
+        case ScoreRequest():
+            return Reading(field="text", inputs=rows, raw=wire.parameters.raw, truncate=wire.parameters.side)
+    raise AssertionError("every head that reads has its request")
+
+
+def read_generate(wire: GenerateRequest, prompts: Sequence[str]) -> Continuation:
+    asked = continuing("text", tuple(prompts), wire.parameters)
+    return replace(asked, max_tokens=wire.parameters.max_tokens, limit="parameters.max_tokens")
