@@ -237,7 +237,7 @@ def test_tokens_are_drawn_only_when_asked(given: Any, temperature: float) -> Non
             "parameters.targets: must be a string or a",
         ),
         (FillCall, {"inputs": "a", "parameters": {"top_k": 1001}}, "parameters.top_k: must be between 1 and 1000"),
-        (EmbedCall, {"inputs": "a", "prompt_name": "query"}, 'prompt_name: "query" is not supported'),
+        (EmbedCall, {"inputs": "a", "encoding_format": "base64"}, 'encoding_format: "base64" is not supported'),
         (LikenessCall, {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences: must have at least 1"),
         (ZeroShotCall, {"inputs": "a"}, "parameters: is required"),
         (

@@ -16,7 +16,7 @@ import numpy as np
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service import zero_shot
+from service import similarity, zero_shot
 from service.answers import Reply, Scores
 from service.api import generating
 from service.api import hf_wire as asked
@@ -25,7 +25,7 @@ from service.api.body import parsed
 from service.api.dialect import Dialect, about, server, takes
 from service.api.reading import Replies, Writing, kinded, read, written
 from service.api.stream import EventStream, JsonResponse, answer, events
-from service.errors import BadRequest, NotFound, PolyheadError
+from service.errors import BadRequest, NotFound, PolyheadError, TooMany, WrongTask
 from service.inputs import Reading
 from service.model import Model
 from service.request import Task
@@ -65,12 +65,11 @@ async def gathered(answers: Replies, count: int) -> AsyncGenerator[list[Reply | 
             some = []
 
 
-async def cosines(wire: Any, model: Model, answers: Replies) -> Replies:  # noqa: ARG001
+async def nearness(wire: Any, model: Model, answers: Replies) -> Replies:  # noqa: ARG001
     """How near the first vector the others are; all have length one."""
     async with aclosing(answers):
         known = [kinded(one, Scores) async for one in answers]
-    vectors = np.array([one.values for one in known])
-    yield Scores((vectors[1:] @ vectors[0]).tolist(), sum((one.usage for one in known), Usage()))
+    yield Scores(similarity.cosines(known), sum((one.usage for one in known), Usage()))
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ PIPELINES: Mapping[str, Pipeline] = {
     "question-answering": Pipeline(("span",), asked.AnswerCall, asked.read_answer, said.write_answer),
     "fill-mask": Pipeline(("fill",), asked.FillCall, asked.read_fill, said.write_fill),
     "feature-extraction": Pipeline(("embed",), asked.EmbedCall, asked.read_embed, said.write_vector),
-    "sentence-similarity": Pipeline(("embed",), asked.LikenessCall, asked.read_likeness, said.write_vector, cosines),
+    "sentence-similarity": Pipeline(("embed",), asked.LikenessCall, asked.read_likeness, said.write_vector, nearness),
 }
 HEADS: Mapping[str, tuple[Task, ...]] = {
     **{name: pipeline.heads for name, pipeline in PIPELINES.items()},
@@ -133,14 +132,14 @@ def has(value: Any, field: str, name: str) -> bool:
 
 
 def check_has(model: Model, task: str) -> None:
-    """Raises BadRequest with the tasks that the model has, if this is not among them."""
+    """Raises WrongTask with the tasks that the model has, if this is not among them."""
     tasks = tasks_of(model)
     if task in tasks:
         return
     message = f"{model.name} has {listed(tasks)}, not {task}"
     if model.task in HEADS[task]:
         message += f", which needs a label that starts with entail; there are: {', '.join(model.labels)}"
-    raise BadRequest(message, param="model")
+    raise WrongTask(message, param="model")
 
 
 def listed(tasks: list[str]) -> str:
@@ -205,7 +204,7 @@ def check_pairs(wire: asked.Call, count: int, most: int) -> None:
     if isinstance(wire, asked.ZeroShotCall) and count > most:
         classes = len(wire.parameters.classes)
         message = f"inputs: {count // classes} texts with {classes} labels are {count} pairs, at most {most} a call"
-        raise BadRequest(message, param="inputs")
+        raise TooMany(message, param="inputs")
 
 
 async def generated(request: Request, wire: asked.GenerateCall, model: Model) -> Response:

@@ -4,14 +4,14 @@ Knows no engine and no answer.  The one idea: a task is inputs of one shape with
 object holds more is the same for all.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from service import zero_shot
-from service.api.dialect import MOST_TEXTS, Count, Wire, Work, at_most, described
+from service.api.dialect import MOST_TEXTS, Count, Neutral, Wire, Work, at_most, described
 from service.api.options import (
     LONGEST_WORD,
     Answering,
@@ -80,7 +80,7 @@ class Options(Wire):
 class Call(Work):
     """`partial`: of several inputs, one that cannot be read costs the others nothing."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"stream": (False,)}
+    unsupported: ClassVar[Neutral] = {"stream": (False,)}
 
     inputs: Any
     parameters: Any
@@ -134,7 +134,7 @@ class FillCall(Call):
 class EmbedCall(Call, Embedding):
     """Clients send the options of this one task beside the inputs, or as parameters."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {**Call.unsupported, **Embedding.unsupported}
+    unsupported: ClassVar[Neutral] = {**Call.unsupported, **Embedding.unsupported}
 
     inputs: Texts
     parameters: Embedding = Embedding()
@@ -146,7 +146,7 @@ class LikenessCall(Call):
 
 
 class GenerateParameters(Drawing):
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    unsupported: ClassVar[Neutral] = {
         "adapter_id": (),
         "best_of": (1,),
         "decoder_input_details": (False,),
@@ -168,7 +168,7 @@ class GenerateParameters(Drawing):
 
 
 class GenerateCall(Call):
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"partial": (False,)}
+    unsupported: ClassVar[Neutral] = {"partial": (False,)}
 
     inputs: Texts
     parameters: GenerateParameters = GenerateParameters()

@@ -57,7 +57,7 @@ def around(wire: Call) -> Any:
 def write_classify(wire: ClassifyCall, model: Model) -> Writing:
     options = wire.parameters
 
-    def one(_: int, reply: Scores) -> Any:
+    def one(reply: Scores) -> Any:
         scores = findings.applied(options.function_to_apply, reply.values)
         likeliest = findings.ranked(model.labels, scores)[: options.top_k or None]
         return [each for each in likeliest if each["score"] >= options.threshold]
@@ -66,14 +66,14 @@ def write_classify(wire: ClassifyCall, model: Model) -> Writing:
 
 
 def write_zero_shot(wire: ZeroShotCall, model: Model) -> Writing:  # noqa: ARG001
-    def one(_: int, reply: Scores) -> Any:
+    def one(reply: Scores) -> Any:
         return findings.ranked(wire.parameters.classes, reply.values)
 
     return Writing(one=one, error=write_error, whole=around(wire))
 
 
 def write_label(wire: LabelCall, model: Model) -> Writing:  # noqa: ARG001
-    def one(_: int, reply: Tagged) -> Any:
+    def one(reply: Tagged) -> Any:
         return [findings.entity(found) for found in reply.entities]
 
     return Writing(one=one, error=write_error, whole=around(wire))
@@ -82,7 +82,7 @@ def write_label(wire: LabelCall, model: Model) -> Writing:  # noqa: ARG001
 def write_answer(wire: AnswerCall, model: Model) -> Writing:  # noqa: ARG001
     """One answer is no list; that there is none is an empty one."""
 
-    def one(_: int, reply: Found) -> Any:
+    def one(reply: Found) -> Any:
         spans = [findings.span(found) for found in reply.answers]
         if wire.parameters.top_k > 1:
             return spans
@@ -92,14 +92,14 @@ def write_answer(wire: AnswerCall, model: Model) -> Writing:  # noqa: ARG001
 
 
 def write_fill(wire: FillCall, model: Model) -> Writing:  # noqa: ARG001
-    def one(_: int, reply: Guessed) -> Any:
+    def one(reply: Guessed) -> Any:
         return findings.words(reply.masks)
 
     return Writing(one=one, error=write_error, whole=around(wire))
 
 
 def write_vector(wire: EmbedCall | LikenessCall, model: Model) -> Writing:  # noqa: ARG001
-    def one(_: int, reply: Scores) -> Any:
+    def one(reply: Scores) -> Any:
         return reply.values
 
     return Writing(one=one, error=write_error, whole=around(wire))

@@ -4,7 +4,6 @@ Knows no torch.  The one idea: a model of a name is loaded again from where it c
 parameter or, for clients that know none, in the model's configuration.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import orjson
@@ -13,7 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from service.api.body import received, value_of
-from service.api.dialect import Wire, takes
+from service.api.dialect import Neutral, Wire, takes
 from service.api.health import server
 from service.api.oip_write import MODEL_VERSION
 from service.api.server import Registry
@@ -65,7 +64,7 @@ class LoadRequest(Wire):
 
 
 class UnloadParameters(Wire):
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"unload_dependents": (False,)}
+    unsupported: ClassVar[Neutral] = {"unload_dependents": (False,)}
 
 
 class UnloadRequest(Wire):

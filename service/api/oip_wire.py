@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
-from service.api.dialect import Count, Wire, Work, at_most, between
+from service.api.dialect import Count, Neutral, Wire, Work, at_most, between
 from service.api.oip_tensors import Given, parts, texts
 from service.api.options import (
     Answering,
@@ -31,7 +31,7 @@ from service.prompts import Continuation
 from service.request import Task
 
 MOST_TENSORS = 8
-SHARED: Mapping[str, tuple[Any, ...]] = {
+SHARED: Neutral = {
     "shared_memory_region": (),
     "shared_memory_byte_size": (),
     "shared_memory_offset": (),
@@ -41,7 +41,7 @@ Name = Annotated[str, Field(min_length=1, max_length=100)]
 
 
 class InputParameters(Wire):
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = SHARED
+    unsupported: ClassVar[Neutral] = SHARED
 
     binary_data_size: Size = -1  # the data is in the JSON
 
@@ -55,7 +55,7 @@ class Input(Wire):
 
 
 class OutputParameters(Wire):
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {**SHARED, "classification": (0,)}
+    unsupported: ClassVar[Neutral] = {**SHARED, "classification": (0,)}
 
     binary_data: bool = False
 
@@ -68,7 +68,7 @@ class Output(Wire):
 class Parameters(Wire):
     """Those of any head; `timeout` in microseconds."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    unsupported: ClassVar[Neutral] = {
         "sequence_id": (0, ""),
         "sequence_start": (False,),
         "sequence_end": (False,),
@@ -90,7 +90,7 @@ class ScoreOptions(Parameters, Cutting):
 
 
 class EmbedOptions(Parameters, Embedding):
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {**Parameters.unsupported, **Embedding.unsupported}
+    unsupported: ClassVar[Neutral] = {**Parameters.unsupported, **Embedding.unsupported}
 
 
 class LabelOptions(Parameters, Labelling):

@@ -10,14 +10,13 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.api.dialect import Count, TextsOrIds, TokenId, Wire, Work, at_most, between, described, several
+from service.api.dialect import Count, TextsOrIds, TokenId, Wire, Work, at_most, between, several
+from service.api.options import INT64, Stops
 from service.errors import BadRequest
 from service.inputs import Reading
 from service.prompts import Chat, Continuation, Prompt
 from service.request import Sampling
 
-INT64 = 1 << 63
-LONGEST_STOP = 1000  # characters
 MOST_MESSAGES, MOST_PARTS = 4096, 256
 
 # fields of the real API that this server does not do -> the values at which they ask for nothing
@@ -59,12 +58,6 @@ NOT_FOR_MESSAGES: Mapping[str, tuple[Any, ...]] = {
     "audio": (),
     "annotations": ([],),
 }
-
-StopString = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP)]
-Stops = Annotated[
-    StopString | Annotated[list[StopString], Field(max_length=16)],
-    described(f"a string or a list of at most 16 strings, each of 1 to {LONGEST_STOP} characters"),
-]
 
 
 class StreamOptions(Wire):

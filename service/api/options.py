@@ -4,12 +4,11 @@ Knows no dialect: each says where its clients put these.  The one idea: options 
 has one pure function that makes a Reading, or a Continuation, of texts and options.
 """
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 
-from service.api.dialect import Count, Wire, at_most, between, described
+from service.api.dialect import Count, Neutral, Wire, at_most, between, described
 from service.entities import Aggregation
 from service.errors import BadRequest
 from service.inputs import Input, Reading, Windows
@@ -61,8 +60,9 @@ class Classifying(Cutting):
 class Embedding(Cutting):
     """`normalize`: unless it is said, as the checkpoint does."""
 
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = {"prompt_name": (), "encoding_format": ("float",)}
+    unsupported: ClassVar[Neutral] = {"encoding_format": ("float",)}
 
+    prompt_name: Annotated[str, Field(max_length=LONGEST_WORD)] = ""
     normalize: bool = False
     dimensions: Count = 0
 
@@ -130,6 +130,7 @@ def embedding(field: str, inputs: tuple[Input, ...], options: Embedding) -> Read
     return Reading(
         field=field,
         inputs=inputs,
+        prompt=options.prompt_name,
         raw=said and not options.normalize,
         unit=options.normalize,
         dimensions=options.dimensions,
