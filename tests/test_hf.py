@@ -1,6 +1,7 @@
 """The dialect of Hugging Face's tasks against scripted models: which task, what shape, what is refused."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,13 @@ from service.api.hf_wire import (
     read_generate,
     read_label,
 )
-from service.api.hf_write import spelled, write_error
+from service.api.hf_write import chunks, spelled, write_error
 from service.errors import BadRequest, Expired, NotFound, Overloaded, PolyheadError, StepFailed, Unauthorized
 from service.inputs import Windows
 from service.model import Model
 from service.request import Done, Failed, Generate, Request
 from service.spans import Asking
-from service.transcript import Drawn, Scored
+from service.transcript import Drawn, Piece, Scored
 
 LABELS = ("bad", "so-so", "good")
 SHOT = {"inputs": "a film", "parameters": {"candidate_labels": ["fox", "dog"]}}
@@ -354,6 +355,26 @@ def test_tokens_take_their_parts_of_the_text() -> None:
     assert [text for _, text in spelled(drawn, 3, "abcde")] == ["ab", "", "c", "de"]
     assert [text for _, text in spelled(drawn[1:], 4, "bcde")] == ["b", "c", "de"]
     assert spelled([], 0, "x") == []
+
+
+def test_text_that_comes_without_a_token_comes_with_the_next(models: list[Model]) -> None:
+    """What might have begun a stop string is shown later than the token that it is of."""
+    wire = GenerateCall.read({"inputs": "a", "stream": True})
+
+    async def pieces() -> AsyncGenerator[tuple[int, Piece], None]:
+        yield 0, Piece("x", (Drawn(Scored(b"xab", 0), 0, (), 5),))
+        yield 0, Piece("ab")
+        yield 0, Piece("c", (Drawn(Scored(b"c", 0), 3, (), 6),))
+        yield 0, Piece("d")
+        yield 0, Piece("", (), "length")
+
+    async def told() -> list[Any]:
+        return [each async for each in chunks(wire, models[-1], pieces())]
+
+    events = asyncio.run(told())
+    assert [event["token"]["text"] for event in events] == ["x", "abc", "d"]
+    assert [event["token"]["special"] for event in events] == [False, False, True]
+    assert events[-1]["generated_text"] == "xabcd"
 
 
 @pytest.mark.parametrize(
