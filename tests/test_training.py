@@ -19,7 +19,7 @@ from models.checkpoint.tensors import safetensors
 from models.ragged import Ragged
 from service import quickstart
 from training import recipe, vader
-from training.data import Example, Split, groups, near_duplicates, share, split_by_domain, split_by_source
+from training.data import Corpus, Example, Split, groups, near_duplicates, share, split_by_domain, split_by_source
 from training.errors import RecipeError
 from training.lora import LowRank, merge, wrap
 from training.trainer import Plan
@@ -31,7 +31,9 @@ LABELS = ("NEGATIVE", "POSITIVE")
 TARGETS = ("attention.query", "attention.key", "attention.value", "attention.output", "mlp.up", "mlp.down")
 
 
-def example(text: str, source: str, domain: str = "tweet", label: int = 0, subjects: tuple[str, ...] = ()) -> Example:
+def example(
+    text: str, source: str, domain: str = "tweet", label: int = 0, subjects: tuple[str, ...] = ()
+) -> Example[int]:
     return Example(text, label, domain, source, subjects)
 
 
@@ -105,7 +107,7 @@ def test_near_duplicates_are_all_found(drawn: list[str]) -> None:
 @settings(max_examples=50, deadline=None)
 def test_the_split_leaks_nothing(documents: list[tuple[int, str, list[str]]]) -> None:
     examples = [example(text, str(source), subjects=(subject,)) for source, subject, some in documents for text in some]
-    split = split_by_source(examples, 0.3, 0.3)
+    split = split_by_source(Corpus(examples, LABELS), 0.3, 0.3)
     parts = [split.train, split.validation, split.held_out]
     assert sum(map(len, parts)) == len(examples)
     for key in (lambda e: e.source, lambda e: e.subjects, lambda e: frozenset(e.text.split())):
@@ -118,8 +120,8 @@ def test_the_split_leaks_nothing(documents: list[tuple[int, str, list[str]]]) ->
 def test_the_split_stands_still() -> None:
     """The same on every machine and in any order, and near the shares asked for."""
     examples = [example(f"word{number} other{number}", str(number)) for number in range(3000)]
-    split = split_by_source(examples, 0.1, 0.2)
-    shuffled = split_by_source(random.Random(0).sample(examples, len(examples)), 0.1, 0.2)
+    split = split_by_source(Corpus(examples, LABELS), 0.1, 0.2)
+    shuffled = split_by_source(Corpus(random.Random(0).sample(examples, len(examples)), LABELS), 0.1, 0.2)
     assert set(split.held_out) == set(shuffled.held_out)
     assert len(split.held_out) == pytest.approx(600, abs=70)
     assert len(split.validation) == pytest.approx(300, abs=50)
@@ -132,7 +134,7 @@ def test_a_domain_left_out_is_held_out_whole() -> None:
         example("What a LOVELY day it is!", "1", "movie"),
         *(example(f"word{number} other{number}", str(number), "movie") for number in range(2, 50)),
     ]
-    split = split_by_domain(examples, "tweet", 0.1)
+    split = split_by_domain(Corpus(examples, LABELS), "tweet", 0.1)
     assert [one.domain for one in split.held_out] == ["tweet"]
     assert not any("LOVELY" in one.text for one in split.train + split.validation)
 
@@ -147,7 +149,7 @@ def test_a_domain_left_out_is_held_out_whole() -> None:
 )
 def test_no_part_may_be_empty(shares: dict[str, float], complaint: str) -> None:
     with pytest.raises(RecipeError, match=complaint):
-        recipe.divide(recipe.Data(source="vader", **shares), separable(100, 0))  # type: ignore[arg-type]
+        recipe.divide(recipe.Data(source="vader", **shares), Corpus(separable(100, 0), LABELS))  # type: ignore[arg-type]
 
 
 # ---- low-rank layers
@@ -187,7 +189,7 @@ def test_a_target_that_is_not_there_is_named(tiny_embedder: Path) -> None:
 # ---- a whole run
 
 
-def separable(count: int, seed: int) -> list[Example]:
+def separable(count: int, seed: int) -> list[Example[int]]:
     """Sentences that are good or bad by one word, in two domains."""
     draw = random.Random(seed)
     filler = ["the", "quick", "brown", "fox", "film", "dog", "acted", "shot", "far", "too", "long", "money"]
@@ -232,8 +234,10 @@ def run(tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
 def test_a_tiny_network_learns(run: tuple[recipe.Result, Path]) -> None:
     result, _ = run
     assert result.held_out["accuracy"] > 0.9
-    assert set(result.held_out) == {"loss", "accuracy", "film", "dog"}
-    assert result.majority == 0.5
+    kinds = {f"{kind} of {label}" for kind in ("precision", "recall") for label in LABELS}
+    assert set(result.held_out) == {"loss", "accuracy", "film", "dog"} | kinds
+    assert result.baselines == {"majority": 0.5}
+    assert result.cut == {"train": 0, "validation": 0, "held_out": 0}
     assert result.texts == {"train": 480, "validation": 40, "held_out": 120}
 
 
@@ -311,13 +315,15 @@ def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str, tmp_
 def test_an_architecture_of_another_family_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
     wrong = recipe.Recipe(**{**vars(tiny_recipe()), "architecture": "RobertaForSequenceClassification"})
     split = Split(separable(4, 0), separable(4, 1), separable(4, 2))
-    with pytest.raises(RecipeError, match=r"'RobertaForSequence.*there are: BertForSequenceClassification"):
+    with pytest.raises(
+        RecipeError, match=r"'RobertaForSequence.*can classify; there are: BertForSequenceClassification"
+    ):
         recipe.learn(wrong, tiny_embedder, split, LABELS, tmp_path)
 
 
 def test_a_text_that_is_too_long_is_not_cut(tiny_embedder: Path, tmp_path: Path) -> None:
     split = Split([example("good " * checkpoints.POSITIONS, "9")], separable(4, 1), separable(4, 2))
-    with pytest.raises(RecipeError, match=r"tweet 9: \d+ tokens, at most 256"):
+    with pytest.raises(RecipeError, match=r"data\.most_tokens: \d+ tokens, at most 256.*'good good"):
         recipe.learn(tiny_recipe(), tiny_embedder, split, LABELS, tmp_path)
 
 

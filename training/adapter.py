@@ -20,6 +20,7 @@ from training.errors import RecipeError
 from training.lora import LoraLinear, LowRank
 
 WEIGHTS = "adapter_model.safetensors"
+TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS"}  # PEFT's words for what a head does
 HEADS = (
     "{prefix}.pooler.dense",
     "{prefix}.pooler",
@@ -50,7 +51,7 @@ class Adapter:
 def save(adapter: Adapter, folder: Path, dtype: torch.dtype = torch.float16) -> None:
     """Write adapter_config.json, adapter_model.safetensors and config.json, as PEFT would."""
     family = FAMILIES[adapter.family]
-    spec = head_spec(family, adapter.architecture)
+    spec = family.heads[adapter.architecture]
     body, head = body_names(adapter.base, family), head_names(family, spec)
     tensors: dict[str, Tensor] = {}
     for name, layer in adapter.layers.items():
@@ -67,11 +68,13 @@ def save(adapter: Adapter, folder: Path, dtype: torch.dtype = torch.float16) -> 
     write_json(folder / "config.json", labels_config(adapter))
 
 
-def head_spec(family: Family, architecture: str) -> HeadSpec:
+def head_spec(family: Family, architecture: str, kind: str) -> HeadSpec:
     spec = family.heads.get(architecture)
-    if spec is None or spec.kind != "classify":
-        known = ", ".join(name for name, spec in family.heads.items() if spec.kind == "classify")
-        raise RecipeError(f"architecture: {architecture!r} is no classifier of the base's family; there are: {known}")
+    if spec is None or spec.kind != kind:
+        known = ", ".join(name for name, spec in family.heads.items() if spec.kind == kind)
+        raise RecipeError(
+            f"architecture: {architecture!r} has no head of the base's family that can {kind}; there are: {known}"
+        )
     return spec
 
 
@@ -110,9 +113,10 @@ def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:
 
 def peft_config(adapter: Adapter, targets: list[str], saved: list[str]) -> dict[str, object]:
     """The fields of PEFT's LoraConfig that carry something; the others keep their defaults there."""
+    kind = FAMILIES[adapter.family].heads[adapter.architecture].kind
     return {
         "peft_type": "LORA",
-        "task_type": "SEQ_CLS",
+        "task_type": TASKS[kind],
         "base_model_name_or_path": adapter.base_name,
         "r": adapter.shape.rank,
         "lora_alpha": adapter.shape.alpha,
@@ -127,12 +131,14 @@ def peft_config(adapter: Adapter, targets: list[str], saved: list[str]) -> dict[
 
 def labels_config(adapter: Adapter) -> dict[str, object]:
     """What the adapter changes in the base's config.json."""
-    return {
+    config: dict[str, object] = {
         "architectures": [adapter.architecture],
         "id2label": {str(index): label for index, label in enumerate(adapter.labels)},
         "label2id": {label: index for index, label in enumerate(adapter.labels)},
-        "problem_type": "single_label_classification",
     }
+    if FAMILIES[adapter.family].heads[adapter.architecture].kind == "classify" and len(adapter.labels) > 1:
+        config["problem_type"] = "single_label_classification"
+    return config
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:

@@ -1,8 +1,8 @@
-"""Labelled sentences and how they are divided.
+"""Examples and how they are divided.
 
-It doesn't know where sentences come from or what a network makes of them.  The one idea: what is held out must not
-have been seen in another dress.  Sentences of one source (a review), on one subject (a film's title), or in nearly
-the same words form a group, and a group falls whole on one side of the split.
+It doesn't know where examples come from or what a network makes of them.  The one idea: what is held out must not
+have been seen in another dress.  Texts of one source (a review), on one subject (a film's title), or in nearly the
+same words form a group, and a group falls whole on one side of the split.
 """
 
 import hashlib
@@ -10,29 +10,45 @@ import math
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
+Answer = TypeVar("Answer")
 WORD = re.compile(r"\w+(?:'\w+)*")
 
 
 @dataclass(frozen=True)
-class Example:
-    """A sentence, its label, and where it is from: `source` names the document, `subjects` what it is about."""
+class Example(Generic[Answer]):
+    """A text, what is to be learned of it, and where it is from: `source` names the document, `subjects` what it is
+    about."""
 
     text: str
-    label: int
+    label: Answer
     domain: str
     source: str
     subjects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
-class Split:
+class Corpus(Generic[Answer]):
+    """All examples of a source, and the labels that they are given.
+
+    `alike`: whether texts in nearly the same words belong together, as mails of one sender do.  They do not where short
+    sentences recur by themselves: all documents would be one.
+    """
+
+    examples: list[Example[Answer]]
+    labels: tuple[str, ...]
+    alike: bool = True
+
+
+@dataclass(frozen=True)
+class Split(Generic[Answer]):
     """`validation` is for choosing between recipes; `held_out` is looked at once, for the figure that is reported."""
 
-    train: list[Example]
-    validation: list[Example]
-    held_out: list[Example]
+    train: list[Example[Answer]]
+    validation: list[Example[Answer]]
+    held_out: list[Example[Answer]]
 
 
 class Sets:
@@ -68,22 +84,28 @@ def near_duplicates(texts: Sequence[str], threshold: float) -> list[tuple[int, i
     pairs: list[tuple[int, int]] = []
     for index, bag in enumerate(bags):
         rarest = sorted(bag, key=lambda word: (counts[word], word))[: len(bag) - math.ceil(threshold * len(bag)) + 1]
-        near = sorted({other for word in rarest for other in holders[word]})
+        near = sorted({other for word in rarest for other in holders[word] if fits(bag, bags[other], threshold)})
         pairs.extend((other, index) for other in near if len(bag & bags[other]) >= threshold * len(bag | bags[other]))
         for word in rarest:
             holders[word].append(index)
     return pairs
 
 
-def groups(examples: Sequence[Example], threshold: float = 0.6) -> list[str]:
+def fits(one: frozenset[str], other: frozenset[str], threshold: float) -> bool:
+    """Whether their sizes alone let them overlap so much."""
+    return min(len(one), len(other)) >= threshold * max(len(one), len(other))
+
+
+def groups(examples: Sequence[Example[Any]], alike: bool = True, threshold: float = 0.6) -> list[str]:
     """Each example's group, named after its alphabetically first source so that order does not matter."""
     sets = Sets(len(examples))
     first: dict[tuple[str, str], int] = {}
     for index, example in enumerate(examples):
         for key in [(example.domain, example.source), *(("subject", subject) for subject in example.subjects)]:
             sets.join(index, first.setdefault(key, index))
-    for one, other in near_duplicates([example.text for example in examples], threshold):
-        sets.join(one, other)
+    if alike:
+        for one, other in near_duplicates([example.text for example in examples], threshold):
+            sets.join(one, other)
     names: dict[int, str] = {}
     for index, example in enumerate(examples):
         name, root = f"{example.domain} {example.source}", sets.find(index)
@@ -96,10 +118,10 @@ def share(group: str) -> float:
     return int.from_bytes(hashlib.sha256(group.encode()).digest()[:8]) / 2**64
 
 
-def split_by_source(examples: Sequence[Example], validation: float, held_out: float) -> Split:
+def split_by_source(corpus: Corpus[Answer], validation: float, held_out: float) -> Split[Answer]:
     """Divide by group; `validation` and `held_out` are shares of the groups."""
-    parts: Split = Split([], [], [])
-    for example, group in zip(examples, groups(examples), strict=True):
+    parts: Split[Answer] = Split([], [], [])
+    for example, group in zip(corpus.examples, groups(corpus.examples, corpus.alike), strict=True):
         place = share(group)
         if place < held_out:
             parts.held_out.append(example)
@@ -110,11 +132,11 @@ def split_by_source(examples: Sequence[Example], validation: float, held_out: fl
     return parts
 
 
-def split_by_domain(examples: Sequence[Example], left_out: str, validation: float) -> Split:
+def split_by_domain(corpus: Corpus[Answer], left_out: str, validation: float) -> Split[Answer]:
     """Hold out one domain whole; the others are divided by group.  Groups that reach into the domain are dropped."""
-    names = groups(examples)
+    examples, names = corpus.examples, groups(corpus.examples, corpus.alike)
     touched = {name for example, name in zip(examples, names, strict=True) if example.domain == left_out}
     held_out = [example for example in examples if example.domain == left_out]
     rest = [example for example, name in zip(examples, names, strict=True) if name not in touched]
-    parts = split_by_source(rest, validation, 0.0)
+    parts = split_by_source(replace(corpus, examples=rest), validation, 0.0)
     return Split(parts.train, parts.validation, held_out)

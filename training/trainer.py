@@ -9,12 +9,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol, TextIO, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+SHOWN = 4  # figures of an evaluation; the file has all
 Batch = TypeVar("Batch")
 
 
@@ -77,9 +79,9 @@ class Journal:
         self.show(f"\r{line}   " if self.stream.isatty() else "")
 
     def figures(self, epoch: int, figures: dict[str, float]) -> None:
-        """An evaluation."""
+        """An evaluation, of which the first few figures are shown."""
         self.write({"epoch": epoch, "step": self.step_count, **figures})
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in figures.items())
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in islice(figures.items(), SHOWN))
         self.show(f"\repoch {epoch}  loss {self.loss:.4f}  {shown}\n")
 
     def write(self, record: dict[str, float]) -> None:

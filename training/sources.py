@@ -1,0 +1,33 @@
+"""The data that recipes can name: what is read, and what is learned of it.
+
+Knows neither networks nor recipes.  A new source is a reader and a line here.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from training import brown, spam, vader, wiki
+from training.data import Corpus
+from training.labels import Labels
+from training.lesson import Lesson
+from training.pairs import Pairs
+from training.tags import Tags
+
+
+@dataclass(frozen=True)
+class Source:
+    """`corpus` reads what it downloads into a folder; `lesson` is made for the labels found there."""
+
+    corpus: Callable[[Path], Corpus[Any]]
+    lesson: Callable[[tuple[str, ...]], Lesson[Any]]
+
+
+SOURCES: Mapping[str, Source] = {
+    "vader": Source(vader.corpus, Labels),
+    "spam": Source(spam.corpus, Labels),
+    "topics": Source(wiki.topics, Labels),
+    "brown": Source(brown.corpus, lambda _: Tags()),
+    "leads": Source(wiki.leads, lambda _: Pairs()),
+}
