@@ -174,7 +174,7 @@ def learn(recipe: Recipe, folder: Path, split: Split[Any], labels: tuple[str, ..
         labels=labels,
     )
     save(learned, out / "adapter")
-    result = measured(lesson, folder, out / "adapter", read, parts, time.monotonic() - started)
+    result = measured(task, folder, out / "adapter", parts, time.monotonic() - started)
     write_json(out / "result.json", {**asdict(result), "adapter": "adapter"})
     return result
 
@@ -204,19 +204,19 @@ def wrapped(
 
 
 def measured(
-    lesson: Lesson[Any], folder: Path, adapter: Path, read: Reader, parts: Mapping[str, Sequence[Any]], seconds: float
+    task: Learning[Any], folder: Path, adapter: Path, parts: Mapping[str, Sequence[Any]], seconds: float
 ) -> Result:
     """Read back what was written, merged as it will be served."""
     merged = load(f"{folder}+{adapter}")
-    figures = partial(measure, lesson, merged.network, merged.head, read)
+    figures = partial(measure, task.lesson, merged.network, merged.head, task.read)
     return Result(
         adapter=adapter,
         bytes=(adapter / WEIGHTS).stat().st_size,
         texts={part: len(items) for part, items in parts.items()},
-        cut={part: lesson.cut(items) for part, items in parts.items()},
+        cut={part: task.lesson.cut(items) for part, items in parts.items()},
         held_out=figures(parts["held_out"]),
         validation=figures(parts["validation"]),
-        baselines=lesson.baselines(parts["train"], parts["held_out"], partial(vectors, folder, read)),
+        baselines=task.lesson.baselines(parts["train"], parts["held_out"], partial(vectors, folder, task.read)),
         seconds=seconds,
     )
 
