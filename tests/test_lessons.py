@@ -17,6 +17,7 @@ from training import brown, pairs, recipe, spam, wiki
 from training.data import Example, Split, groups, split_by_source
 from training.errors import RecipeError
 from training.labels import Labelled, Labels
+from training.lesson import scores
 from training.lora import LowRank
 from training.pairs import MEASURED, Pairs, Ranked
 from training.reading import Read, Reader
@@ -134,8 +135,8 @@ def test_a_text_is_cut_only_where_the_recipe_says_so(tiny_embedder: Path) -> Non
 def test_every_label_has_its_precision_and_recall() -> None:
     read = Read([2, 3], [0, 0], [(0, 0), (0, 0)], cut=True)
     items = [Labelled(read, label, domain) for label, domain in ((1, "a"), (1, "a"), (1, "b"), (0, "b"))]
-    scores = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
-    figures = Labels(("HAM", "SPAM", "NEITHER")).figures(items, scores)
+    said = torch.tensor([[0.0, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]])
+    figures = Labels(("HAM", "SPAM", "NEITHER")).figures(items, said)
     assert figures == {
         "accuracy": 0.5,
         "a": 0.5,
@@ -213,10 +214,10 @@ def test_a_written_tagger_answers_for_every_token(tagger: tuple[recipe.Result, C
     encoding = served.tokenizer.encode(text)
     batch = Ragged.of([encoding.ids])
     with torch.no_grad():
-        scores = served.head.close(served.head(served.network(batch), batch.starts))
-    assert scores.shape == (len(encoding), 3)
+        said = served.head.close(served.head(served.network(batch), batch.starts))
+    assert said.shape == (len(encoding), 3)
     first = [encoding.offsets.index(span) for span in encoding.offsets if span[1] > 0 and span[0] in (0, 4, 13)]
-    assert [served.labels[int(scores[row].argmax())] for row in first] == ["DET", "NOUN", "VERB"]
+    assert [served.labels[int(said[row].argmax())] for row in first] == ["DET", "NOUN", "VERB"]
 
 
 def test_peft_reads_the_same_tags(tagger: tuple[recipe.Result, Checkpoint], tiny_embedder: Path) -> None:
@@ -250,6 +251,11 @@ def test_a_word_is_its_first_token_and_none_is_forgotten(tiny_embedder: Path) ->
     assert packed.right == item.tags * 2
 
 
+def test_of_tokens_that_share_a_character_the_first_is_the_word() -> None:
+    text = Read([2, 7, 8, 9, 3], [0] * 5, [(0, 0), (0, 1), (0, 1), (2, 4), (0, 0)], cut=False)
+    assert sentence(Example("\N{GRINNING FACE} go", (5, 6), "film", "1"), text).rows == [1, 3]
+
+
 # ---- passages
 
 
@@ -281,8 +287,8 @@ def test_candidates_are_others_hard_and_easy_in_turn() -> None:
 
 def test_a_rank_counts_who_scores_as_much() -> None:
     items = [Ranked("q", ("a", "b", "c", "d"), cut=False)] * 3
-    scores = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.0, 1.0, 3.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
-    figures = Pairs().figures(items, scores)
+    said = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.0, 1.0, 3.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    figures = Pairs().figures(items, said)
     assert figures == {
         "MRR": pytest.approx((1 + 1 / 3 + 1 / 4) / 3),
         "recall@1": pytest.approx(1 / 3),
@@ -312,8 +318,11 @@ def test_a_ranker_is_learned_compared_and_read_back(tiny_embedder: Path, tmp_pat
     packed = Pairs().pack(items[:1], Reader(served.tokenizer, 256, cut=False), learning=False)
     batch = Ragged.of(packed.sequences, packed.segments)
     with torch.no_grad():
-        closed = served.head.close(served.head(served.network(batch), batch.starts))
+        raw = served.head(served.network(batch), batch.starts)
+        seen = scores(served.network, served.head, packed)
+        closed = served.head.close(raw)
     assert closed.shape == (MEASURED, 1)
+    torch.testing.assert_close(seen, raw.T)  # query and passage told apart, as they are when served
     assert ((closed > 0) & (closed < 1)).all()
 
 
