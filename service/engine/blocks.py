@@ -11,11 +11,12 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 Key = bytes
+ROOT: Key = b""
 
 
 def root(adapter: int) -> Key:
     """What the first block of a sequence follows: what different adapters compute of the same tokens differs."""
-    return b"" if not adapter else array("q", (adapter,)).tobytes()
+    return array("q", (adapter,)).tobytes() if adapter else ROOT
 
 
 def chain(parent: Key, tokens: Sequence[int]) -> Key:
