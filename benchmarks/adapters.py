@@ -1,9 +1,9 @@
 """Fifty classifiers on one trunk against one merged classifier: throughput of mixed traffic, memory, time to load.
 
-    python -m benchmarks.adapters [--rounds 7] [--adapters 50] [--precision float32]
+    python -m benchmarks.adapters [--rounds 7] [--texts 1000] [--adapters 50] [--precision float32]
 
 The quick start's sentence encoder, and random LoRA adapters of rank 8 with a head each, saved by peft: over queries and
-values, and over all of a layer's matrices.  1,000 sentences of mixed length go through the engine in this process, once
+values, and over all of a layer's matrices.  Sentences of mixed length go through the engine in this process, once
 all to the merged classifier, once each to the next of the adapters; rounds alternate.  Memory is that of a process of
 its own that has answered as many.
 """
@@ -34,7 +34,7 @@ from service.registry import Registry
 from service.request import Encode, Encoded
 from service.settings import Settings
 
-RANK, TEXTS, MIB = 8, 1000, 1 << 20
+RANK, MIB = 8, 1 << 20
 ENCODER = r".*encoder\.layer.*\.({})"
 TARGETS = {"queries and values": ENCODER.format("query|value"), "all matrices": ENCODER.format("query|key|value|dense")}
 
@@ -66,7 +66,8 @@ def beside(trunk: Path, folders: Sequence[Path]) -> dict[str, str]:
 class Bench:
     """A registry whose models are loaded, and the sentences as tokens."""
 
-    def __init__(self, models: Mapping[str, str], precision: str) -> None:
+    def __init__(self, models: Mapping[str, str], precision: str, count: int) -> None:
+        self._count = count
         self.settings = Settings(models=models, precision=precision)
         metrics = Metrics(models)
         self.engine = Engine(metrics, threads=placed(self.settings).torch_threads)
@@ -77,7 +78,7 @@ class Bench:
         self.engine.start()
         await self.registry.load_all()
         tokenizer = self.registry.models()[0].tokenizer
-        lines = sentences(settings.default_model_dir() / "prose", TEXTS)
+        lines = sentences(settings.default_model_dir() / "prose", self._count)
         self.texts = [tuple(encoding.ids) for encoding in tokenizer.encode_batch(lines)]
         return self
 
@@ -99,13 +100,13 @@ class Bench:
         return [model for model in self.registry.models() if model.name.startswith(beginnings)]
 
 
-async def throughput(trunk: Path, folders: Sequence[Path], precision: str, rounds: int) -> None:
-    async with Bench(merged(trunk, folders) | beside(trunk, folders), precision) as bench:
+async def throughput(trunk: Path, folders: Sequence[Path], options: argparse.Namespace) -> None:
+    async with Bench(merged(trunk, folders) | beside(trunk, folders), options.precision, options.texts) as bench:
         traffic = {"one, merged": bench.named("one"), f"{len(folders)}, mixed": bench.named("base:")}
         traffic |= {"one of them": bench.named("base:00"), "the trunk": bench.named("base")[:1]}
         taken: dict[str, list[float]] = {name: [] for name in traffic}
         answers: dict[str, list[list[float]]] = {}
-        for number in range(rounds + 1):
+        for number in range(options.rounds + 1):
             for name, models in traffic.items():
                 speed, answers[name] = await bench.ask(models)
                 if number:
@@ -136,8 +137,8 @@ async def loading(bench: Bench, folders: Sequence[Path]) -> None:
     print(f"  loaded in {load:.1f} ms, unloaded in {unload:.1f} ms, {each:.2f} MiB each in the budget")
 
 
-async def resident(models: Mapping[str, str], precision: str) -> None:
-    async with Bench(models, precision) as bench:
+async def resident(models: Mapping[str, str], precision: str, texts: int) -> None:
+    async with Bench(models, precision, texts) as bench:
         served = bench.registry.models()
         for _ in range(3):
             await bench.ask([model for model in served if model.task == "classify"])
@@ -145,12 +146,13 @@ async def resident(models: Mapping[str, str], precision: str) -> None:
         print(resident_memory() / MIB, weights / MIB)
 
 
-def memory(trunk: Path, folders: Sequence[Path], precision: str) -> None:
+def memory(trunk: Path, folders: Sequence[Path], options: argparse.Namespace) -> None:
     """Of two processes."""
     found = {}
     for name, models in (("one", merged(trunk, folders)), ("many", beside(trunk, folders))):
         pairs = [f"{key}={value}" for key, value in models.items()]
-        command = [sys.executable, "-m", "benchmarks.adapters", "--precision", precision, "--resident", *pairs]
+        flags = ["--precision", options.precision, "--texts", str(options.texts), "--resident", *pairs]
+        command = [sys.executable, "-m", "benchmarks.adapters", *flags]
         said = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
         found[name] = [float(value) for value in said[-2:]]
     (one, planned_one), (many, planned_many) = found.values()
@@ -161,13 +163,14 @@ def memory(trunk: Path, folders: Sequence[Path], precision: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--texts", type=int, default=1000)
     parser.add_argument("--adapters", type=int, default=50)
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--resident", nargs="*", metavar="NAME=SOURCE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.resident:
         models = dict(pair.split("=", 1) for pair in options.resident)
-        asyncio.run(resident(models, options.precision))
+        asyncio.run(resident(models, options.precision, options.texts))
         return
     trunk = settings.default_model_dir() / quickstart.ENCODER.member
     print(machine())
@@ -175,8 +178,8 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as place:
             folders = write(trunk, Path(place), targets, options.adapters)
             print(f"rank {RANK} over {name}, {options.precision}")
-            asyncio.run(throughput(trunk, folders, options.precision, options.rounds))
-            memory(trunk, folders, options.precision)
+            asyncio.run(throughput(trunk, folders, options))
+            memory(trunk, folders, options)
 
 
 if __name__ == "__main__":

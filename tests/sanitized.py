@@ -19,7 +19,9 @@ from test_native import ENCODERS, GENERATORS, LLAMA, head, multiplied, network, 
 from torch import Tensor, nn
 
 from models.config import ModelConfig
+from models.executor import Executor
 from models.heads import LanguageHead
+from models.lora import LowRank, products
 from models.native import executor as native
 from models.native import library, memory
 from models.native.plan import Packed, Precision
@@ -101,13 +103,27 @@ def chunks(config: ModelConfig, choice: random.Random) -> Iterator[list[tuple[li
             yield parts
 
 
+def adapters(config: ModelConfig, executor: Executor) -> list[int]:
+    """The numbers of two, one over everything and one over some of what is packed as one; and none's."""
+
+    def low(rank: int, inputs: int, outputs: int) -> LowRank:
+        return LowRank(torch.randn(rank, inputs), torch.randn(outputs, rank) / 64)
+
+    shapes = products(config)
+    everywhere = {name: low(5, *shape) for name, shape in shapes.items()}
+    somewhere = {name: low(3, *shape) for name, shape in shapes.items() if "value" in name or "mlp.up" in name}
+    return [0, executor.attach(everywhere), executor.attach(somewhere)]
+
+
 def generate(config: ModelConfig, instructions: str) -> int:
-    steps = 0
+    choice, steps = random.Random(2), 0
     for net, last, precision in some_kinds(config):
         threads = 1 + steps % 3
         executor = Exact(net, last, precision=precision, block_count=BLOCKS, threads=threads, instructions=instructions)
+        numbers = adapters(config, executor)
         for parts in chunks(config, random.Random(steps)):
-            executor.step(rows_of(parts, last_only=steps % 4 > 0))
+            some = [choice.choice(numbers) for _ in parts] if steps % 3 else None
+            executor.step(replace(rows_of(parts, last_only=steps % 4 > 0), adapters=some))
             steps += 1
     return steps
 
@@ -116,9 +132,11 @@ def encode(config: ModelConfig, instructions: str) -> int:
     choice, steps = random.Random(1), 0
     for net, _, precision in some_kinds(config):
         executor = Exact(net, precision=precision, threads=2, instructions=instructions)
+        numbers = adapters(config, executor)
         for lengths in ((1,), LENGTHS, (33, 2, 64)):
             texts = [[choice.randrange(config.vocab_size) for _ in range(length)] for length in lengths]
             rows = rows_of([(text, 0, []) for text in texts], last_only=len(lengths) == 3)
+            rows = replace(rows, adapters=[choice.choice(numbers) for _ in texts])
             executor.step(replace(rows, segments=[1] * len(rows.tokens)) if config.segments else rows)
             steps += 1
     return steps

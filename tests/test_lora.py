@@ -17,6 +17,7 @@ from engine_fakes import ask, finish, generate
 from test_adapter import adapted, classifier, edit, generator, overlay, retensor
 from test_admin import Client
 from test_admin import serving as administering
+from test_encoder_families import CASES, saved
 from test_registry import serving
 from torch import Tensor
 
@@ -28,13 +29,14 @@ from models.invariant import make_head_invariant, make_invariant
 from models.native.executor import NativeExecutor
 from models.native.library import runnable
 from models.torch_executor import TorchExecutor
+from service.check import checked
 from service.engine.encoder import Encoder
 from service.engine.generator import Generator
 from service.engine.reading import Head
 from service.errors import BadRequest, Conflict, NotFound, StepFailed, Unavailable
 from service.registry import Registry
 from service.request import Encode, Encoded, Failed, Table, Task
-from service.settings import SettingsError, read
+from service.settings import Settings, SettingsError, read
 
 TEXT = "A good film"
 IDS = (2, 5, 6, 7, 8, 9, 30, 31, 32, 3)
@@ -135,6 +137,38 @@ def test_generators(tmp_path: Path, tiny_generator: Path, family: str, make: Cal
         wanted = merged(torch.tensor([IDS])).logits[0]
     assert float((states(executor, number) - wanted).abs().max()) < 1e-4
     assert float((states(executor, 0) - wanted).abs().max()) > 1e-2
+
+
+TARGETS = {
+    "electra": ["query", "value"],
+    "albert": ["query", "ffn"],  # one layer's weights for all
+    "mpnet": ["attn.q", "attn.o"],
+    "modernbert": ["Wqkv", "Wi"],  # three matrices in one, and two
+    "llamaforsequenceclassification": ["q_proj", "up_proj"],
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_families_whose_matrices_lie_otherwise(tmp_path: Path, name: str) -> None:
+    make, kind, foreign = CASES[name if name in CASES and "For" in CASES[name][1].__name__ else f"{name}-classifier"]
+    base = saved(make, kind, tmp_path / "base")
+    adapted(kind.from_pretrained(base), tmp_path / "a", task_type="SEQ_CLS", target_modules=TARGETS[name])
+    _, lora, head = laid(base, tmp_path / "a")
+    merged = load(f"{base}+{tmp_path / 'a'}")
+    with torch.inference_mode():
+        wanted = merged.head(states(by_torch(merged), 0), [0, len(IDS)])
+        for executor in (by_torch(load(str(base))), *([exact(load(str(base)))] if runnable() and not foreign else [])):
+            got = states(executor, executor.attach(lora))
+            assert float((head(got, [0, len(IDS)]) - wanted).abs().max()) < 1e-4
+            assert float((head(states(executor, 0), [0, len(IDS)]) - wanted).abs().max()) > 1e-3
+
+
+def test_distances_are_looked_at_through_what_adapters_change(tmp_path: Path) -> None:
+    make, kind, _ = CASES["deberta-classifier"]
+    base = saved(make, kind, tmp_path / "base")
+    adapted(kind.from_pretrained(base), tmp_path / "a", task_type="SEQ_CLS", target_modules=["value_proj"])
+    with pytest.raises(UnsupportedError, match="distances.*load it merged"):
+        laid(base, tmp_path / "a")
 
 
 def several(base: Path, folder: Path) -> list[Any]:
@@ -410,6 +444,15 @@ def test_a_trunk_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tm
 
     models = {"base:spam": spam, "base": tiny_embedder, "base:tags": tmp_path / "tags"}
     serving(models, act)
+
+
+def test_what_adapters_take_is_told_before(tiny_embedder: Path, spam: Path) -> None:
+    models = {"base": str(tiny_embedder), "base:spam": str(spam)}
+    said, fits = checked(Settings(models=models))
+    assert fits
+    assert "base:spam" in said
+    said, fits = checked(Settings(models=models | {f"base:{n}": str(spam) for n in range(200)}, memory_mib=16))
+    assert not fits
 
 
 def test_a_broken_adapter_leaves_the_others_alone(tiny_embedder: Path, spam: Path) -> None:
