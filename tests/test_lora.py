@@ -167,7 +167,7 @@ def test_distances_are_looked_at_through_what_adapters_change(tmp_path: Path) ->
     make, kind, _ = CASES["deberta-classifier"]
     base = saved(make, kind, tmp_path / "base")
     adapted(kind.from_pretrained(base), tmp_path / "a", task_type="SEQ_CLS", target_modules=["value_proj"])
-    with pytest.raises(UnsupportedError, match="distances.*load it merged"):
+    with pytest.raises(UnsupportedError, match=r"distances.*load it merged"):
         laid(base, tmp_path / "a")
 
 
