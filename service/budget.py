@@ -109,12 +109,12 @@ class Need:
 
 
 def need_beside(name: str, laid: Laid, place: Place) -> Need:
-    """Of an adapter: its matrices, packed with padding where the compiled step reads them, and its head."""
+    """Of an adapter: its matrices, packed with padding where the compiled step reads them, and what its head has for
+    itself."""
     low, head = laid.numbers
-    each = FLOAT if place.instructions else place.dtype.itemsize
-    part = FLOAT * low if place.instructions else 0
-    weights = int(low * each * PADDED) + head * place.dtype.itemsize
-    return Need(name, weights, cache=0, workspace=0, loading=part, blocks=0, block_size=0)
+    each = FLOAT * PADDED if place.instructions else place.dtype.itemsize
+    weights = int(low * each) + head * place.dtype.itemsize
+    return Need(name, weights, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
 
 
 def need(model: Sized, settings: Settings, blocks: int) -> Need:

@@ -29,11 +29,13 @@ from models.invariant import make_head_invariant, make_invariant
 from models.native.executor import NativeExecutor
 from models.native.library import runnable
 from models.torch_executor import TorchExecutor
+from service.budget import Budget, need_beside
 from service.check import checked
 from service.engine.encoder import Encoder
 from service.engine.generator import Generator
 from service.engine.reading import Head
-from service.errors import BadRequest, Conflict, NotFound, StepFailed, Unavailable
+from service.errors import BadRequest, Conflict, NoRoom, NotFound, StepFailed, Unavailable
+from service.place import placed
 from service.registry import Registry
 from service.request import Encode, Encoded, Failed, Table, Task
 from service.settings import Settings, SettingsError, read
@@ -451,8 +453,10 @@ def test_what_adapters_take_is_told_before(tiny_embedder: Path, spam: Path) -> N
     said, fits = checked(Settings(models=models))
     assert fits
     assert "base:spam" in said
-    said, fits = checked(Settings(models=models | {f"base:{n}": str(spam) for n in range(200)}, memory_mib=16))
-    assert not fits
+    needed = need_beside("base:spam", Trunk(describe(str(tiny_embedder))).lay(spam), placed(Settings()))
+    assert 2 * 2 * 2 * 4 * 32 * 4 < needed.total < 20_000  # queries and values of two layers, of rank 4
+    with pytest.raises(NoRoom, match="base:spam needs 1 MiB, and 1 of 1 MiB are free"):
+        Budget(1000, Settings()).take_beside(needed)
 
 
 def test_a_broken_adapter_leaves_the_others_alone(tiny_embedder: Path, spam: Path) -> None:

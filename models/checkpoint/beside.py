@@ -6,6 +6,7 @@ changes only its own numbers are read.
 """
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -30,19 +31,21 @@ class Laid:
     """An adapter that is understood but not read.
 
     `what` describes the merged checkpoint; `updates` are the entries of its products, `own` those of its head, by their
-    names in the files.  `head` has no numbers yet; it is None where that of the trunk stays.
+    names in the files, of which the trunk has those in `common`.  `head` has no numbers yet; it is None where that of
+    the trunk stays.
     """
 
     what: Description
     updates: Mapping[str, Merged]
     own: Mapping[str, Entry]
+    common: AbstractSet[str]
     head: nn.Module | None
 
     @property
     def numbers(self) -> tuple[int, int]:
-        """In the low-rank matrices, and in the head."""
+        """In the low-rank matrices, and in what the head has for itself."""
         low = sum(prod(side.shape) for update in self.updates.values() for side in update.pair)
-        return low, 0 if self.head is None else sum(parameter.numel() for parameter in self.head.parameters())
+        return low, sum(prod(entry.shape) for name, entry in self.own.items() if name not in self.common)
 
 
 class Trunk:
@@ -73,11 +76,11 @@ class Trunk:
         }
         same = parts.spec is self.what.parts.spec and parts.config == self.what.parts.config
         if what.head.task == "generate" or (same and not own.keys() & changed.keys()):
-            return Laid(what, updates, {}, None)
+            return Laid(what, updates, {}, frozenset(), None)
         if {*head.parameters()} & {*network.parameters()}:
             message = f"it changes a head that shares the matrix of the tokens, which is not done beside it: {MERGE}"
             raise UnsupportedError(message, file=str(source))
-        return Laid(what, updates, own, head)
+        return Laid(what, updates, own, own.keys() - changed.keys(), head)
 
     def read(self, laid: Laid, dtype: torch.dtype, device: torch.device) -> tuple[Lora, nn.Module | None]:
         """The matrices in float32, the head as `dtype` on `device`.  CheckpointError where a file cannot be read."""
@@ -93,10 +96,9 @@ class Trunk:
 
     def _fill(self, laid: Laid, head: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
         """What the trunk's files hold of it is there once for all heads that have it."""
-        assert self.what.parts is not None
         for name, entry in laid.own.items():
             places = [piece.removeprefix("head.") for piece, _ in announced(laid.what, name, entry)]
-            common = self.what.parts.entries.get(name) is entry
+            common = name in laid.common
             known = [self._shared.get(f"{dtype} {name} {place}") for place in places] if common else []
             if not known or None in known:
                 known = [nn.Parameter(piece) for _, piece in laid.what.translate(name, entry.read(dtype, device))]
