@@ -83,7 +83,7 @@ def refused_by_the_dialect(server: Process) -> None:
     post(server, COMPLETIONS, b"{", 400)
     post(server, COMPLETIONS, completion(PROMPT, 1) | {"tempratur": 1}, 400)
     post(server, COMPLETIONS, completion(PROMPT, 1) | {"model": "nobody"}, 404)
-    post(server, "/predict", {"inputs": 5}, 400)
+    post(server, "/predict", {"inputs": 5}, 422)
 
 
 def refused_for_its_tokens(server: Process) -> None:
