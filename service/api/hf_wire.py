@@ -16,12 +16,12 @@ from service.api.options import (
     LONGEST_WORD,
     Answering,
     Classifying,
-    Cutting,
     Drawing,
     Embedding,
     Filling,
     Labelling,
     Stops,
+    Truncating,
     Words,
     answering,
     classifying,
@@ -98,7 +98,7 @@ class ClassifyCall(Call):
     parameters: Classifying = Classifying()
 
 
-class ZeroShotParameters(Cutting):
+class ZeroShotParameters(Truncating):
     candidate_labels: Words
     hypothesis_template: Annotated[str, Field(max_length=LONGEST_TEMPLATE)] = "This example is {}."
     multi_label: bool = False
@@ -142,7 +142,7 @@ class EmbedCall(Call, Embedding):
 
 class LikenessCall(Call):
     inputs: Likeness
-    parameters: Cutting = Cutting()
+    parameters: Truncating = Truncating()
 
 
 class GenerateParameters(Drawing):

@@ -14,11 +14,11 @@ from service.api.dialect import Count, Neutral, Wire, Work, at_most, between
 from service.api.oip_tensors import Given, parts, texts
 from service.api.options import (
     Answering,
-    Cutting,
     Drawing,
     Embedding,
     Filling,
     Labelling,
+    Truncating,
     answering,
     continuing,
     embedding,
@@ -83,7 +83,7 @@ class Parameters(Wire):
         return Work(timeout=self.timeout / 1e6) if self.timeout else Work()
 
 
-class ScoreOptions(Parameters, Cutting):
+class ScoreOptions(Parameters, Truncating):
     """`raw`: what the head says, without its closing function."""
 
     raw: bool = False

@@ -39,17 +39,30 @@ class Cutting(Wire):
     """What to do with a text that is too long: an error, unless it is asked to be cut."""
 
     truncate: bool = False
-    truncation: bool = False  # as tokenisers call it
     truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
 
     @property
     def side(self) -> Side:
-        if not self.truncate and not self.truncation:
+        if not self.cuts:
             return ""
         return "left" if self.truncation_direction in ("Left", "left") else "right"
 
+    @property
+    def cuts(self) -> bool:
+        return self.truncate
 
-class Classifying(Cutting):
+
+class Truncating(Cutting):
+    """The same by the name that tokenisers have for it, too."""
+
+    truncation: bool = False
+
+    @property
+    def cuts(self) -> bool:
+        return self.truncate or self.truncation
+
+
+class Classifying(Truncating):
     """`function_to_apply` instead of the checkpoint's own; labels that score less than `threshold` are left out."""
 
     top_k: Count = 0
@@ -57,7 +70,7 @@ class Classifying(Cutting):
     threshold: Annotated[float, between(-1e9, 1e9)] = -1e9
 
 
-class Embedding(Cutting):
+class Embedding(Truncating):
     """`normalize`: unless it is said, as the checkpoint does."""
 
     unsupported: ClassVar[Neutral] = {"encoding_format": ("float",)}
@@ -67,7 +80,7 @@ class Embedding(Cutting):
     dimensions: Count = 0
 
 
-class Labelling(Cutting):
+class Labelling(Truncating):
     """With a `stride` long texts are read in windows that share so many tokens."""
 
     aggregation_strategy: Aggregation = "none"
@@ -89,7 +102,7 @@ class Answering(Wire):
     align_to_words: bool = True
 
 
-class Filling(Cutting):
+class Filling(Truncating):
     """The likeliest words, of all or of `targets`."""
 
     top_k: Annotated[int, between(1, MOST_ANSWERS)] = 5

@@ -3,7 +3,7 @@
 Knows no routes.  The source of names and defaults is that server's own openapi.json.
 """
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field
 
@@ -22,6 +22,7 @@ from service.api.dialect import (
     names_of,
     several,
 )
+from service.api.options import Cutting
 from service.inputs import Reading
 from service.request import Form
 
@@ -37,20 +38,7 @@ Texts = Annotated[
 ManyTexts = Annotated[list[str], Field(fail_fast=True), at_most(MOST_TEXTS)]
 
 
-class Cut(Wire):
-    """What to do with a text that is too long: an error, unless it is asked to be cut."""
-
-    truncate: bool = False
-    truncation_direction: Literal["Left", "Right", "left", "right"] = "Right"
-
-    @property
-    def side(self) -> Literal["", "left", "right"]:
-        if not self.truncate:
-            return ""
-        return "left" if self.truncation_direction in ("Left", "left") else "right"
-
-
-class Many(Work, Cut):
+class Many(Work, Cutting):
     """Of many texts, one that cannot be read may fail alone."""
 
     partial: bool = False
@@ -82,7 +70,7 @@ class EmbedSparseRequest(Many):
     prompt_name: str = ""
 
 
-class RerankRequest(Work, Cut):
+class RerankRequest(Work, Cutting):
     query: Annotated[str, Field(min_length=1)]
     texts: ManyTexts
     raw_scores: bool = False
@@ -94,7 +82,7 @@ class Compared(Wire):
     sentences: ManyTexts
 
 
-class SimilarityParameters(Cut):
+class SimilarityParameters(Cutting):
     prompt_name: str = ""
 
 
