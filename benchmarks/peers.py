@@ -16,7 +16,7 @@ import statistics
 import subprocess
 import sys
 import venv
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,7 +50,12 @@ class Peer:
     run: str
     model: str
     precision: str = ""
+    more: str = ""  # words of its own
 
+
+Figures = dict[Peer, list[dict[str, object]]]
+Reasons = dict[Peer, str]
+Check = Callable[[Peer, dict[str, object]], str]
 
 NATIVE = {"CMAKE_ARGS": "-DGGML_NATIVE=ON -DLLAMA_BUILD_TOOLS=OFF", "CMAKE_BUILD_PARALLEL_LEVEL": str(os.cpu_count())}
 # Left to itself it keeps a core free: of two it would compute on one (165 tokens/s over HTTP instead of 266).
@@ -59,6 +64,7 @@ ENVIRONMENTS = {
     "openvino": Environment(("openvino", "openvino-genai", "openvino-tokenizers", "nncf")),
     "llamacpp": Environment(("llama-cpp-python",), variables=NATIVE),
     "onnxruntime": Environment(("onnxruntime", "onnx", "onnxscript", "sympy"), sees_ours=True),
+    "sentence": Environment(("sentence-transformers",), sees_ours=True),
     "genai": Environment(("onnxruntime-genai", "onnx", "onnx-ir"), sees_ours=True),
     "ctranslate2": Environment(("ctranslate2",), sees_ours=True),
     # Asks for torch's build for CPUs, which an index of wheels of its own may have to offer; torchvision and its like
@@ -81,6 +87,9 @@ MADE: dict[str, tuple[str, str]] = {
         "{bin}/ct2-transformers-converter --model {models}/smollm2 --output_dir {target} --quantization int8",
     ),
     "bert-base": (OURS, f"-m {RUNS}.convert bert-base {{encoder}} {{target}}"),
+    "minilm-sentiment": (OURS, f"-m {RUNS}.convert classifier {{sentiment}} {{target}}"),
+    "minilm-fused.onnx": ("onnxruntime", f"-m {RUNS}.export_onnx fused {{encoder}} {{target}}"),
+    "texts.json": (OURS, f"-m {RUNS}.cut {{encoder}} {{target}}"),
 }
 GENERATORS = ("qwen2.5-0.5b", "gpt2-124m")  # in shape only: random weights, whether ratios hold for more than one model
 for shape in GENERATORS:
@@ -146,7 +155,8 @@ ENCODING_COLUMNS = {
 def placed(text: str, environment: str, **more: object) -> list[str]:
     """The words of a command or path, its names in braces filled in."""
     sources = quickstart.sources(settings.default_model_dir())
-    places = {"generator": sources["smollm2"], "encoder": sources["minilm"], "models": MODELS, **more}
+    places = {"generator": sources["smollm2"], "encoder": sources["minilm"], "sentiment": sources["sentiment"]}
+    places |= {"models": str(MODELS), **more}
     return [word.format(**places, bin=BENCH / environment / "bin", bench=BENCH) for word in shlex.split(text)]
 
 
@@ -176,10 +186,10 @@ def called(words: Sequence[str], variables: Mapping[str, str], limit_s: float = 
     return done.stdout, lines[-1][:160] if done.returncode else ""
 
 
-def install() -> None:
+def install(environments: Collection[str] = ENVIRONMENTS, made: Collection[str] = MADE) -> None:
     """Every environment and every model that is not there yet; says what could not be had, and goes on."""
-    for name, environment in ENVIRONMENTS.items():
-        folder = BENCH / name
+    for name in environments:
+        environment, folder = ENVIRONMENTS[name], BENCH / name
         if not Path(python(name)).exists():
             venv.create(folder, with_pip=True)
         version = f"python{sys.version_info.major}.{sys.version_info.minor}"
@@ -191,9 +201,10 @@ def install() -> None:
         if environment.without:
             called([python(name), "-m", "pip", "uninstall", "-q", "-y", *environment.without], {})
     MODELS.mkdir(parents=True, exist_ok=True)
-    for name, (environment, text) in MADE.items():
+    for name in made:
         if not (MODELS / name).exists():
-            words = command(text, environment, target=MODELS / name)
+            maker, text = MADE[name]
+            words = command(text, maker, target=MODELS / name)
             print(f"{name}: {called(words, {})[1] or 'made'}", flush=True)
 
 
@@ -204,7 +215,7 @@ def measured(peer: Peer, threads: int, under: Sequence[str]) -> tuple[dict[str, 
         if not Path(needed).exists():
             return {}, f"{Path(needed).name} of {peer.environment!r} is not there: run with --install"
     words = [*under, python(peer.environment), "-m", f"{RUNS}.{peer.run}", model, "--threads", str(threads)]
-    words += ["--precision", peer.precision]
+    words += ["--precision", peer.precision, *placed(peer.more, peer.environment)]
     told = {"OMP_NUM_THREADS": str(threads), "TQDM_DISABLE": "1", **running(peer.environment, threads)}
     printed, reason = called(words, told, LIMIT_S)
     return ({}, reason) if reason else (json.loads(printed.strip().splitlines()[-1]), "")
@@ -239,37 +250,52 @@ def named(peer: Peer, parts: Sequence[str]) -> bool:
     return any(part == peer.name or (part.lower() == part and part in peer.name.lower()) for part in parts)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def asked(description: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", nargs="*", default=[""], help="names, or parts of them in small letters")
     parser.add_argument("--install", action="store_true")
     parser.add_argument("--under", default="", type=shlex.split)
-    options = parser.parse_args()
-    if options.install:
-        install()
-    chosen = [p for p in (*GENERATION, *SHAPES, *ENCODING) if named(p, options.only)]
-    figures: dict[Peer, list[dict[str, object]]] = {peer: [] for peer in chosen}
-    reasons: dict[Peer, str] = {}
+    return parser.parse_args()
+
+
+def interleaved(peers: Sequence[Peer], options: argparse.Namespace, check: Check) -> tuple[Figures, Reasons]:
+    """The figures of each round, and why there are none; `check` says what is wrong with those of a run, or nothing."""
+    chosen = [peer for peer in peers if named(peer, options.only)]
+    figures: Figures = {peer: [] for peer in chosen}
+    reasons: Reasons = {}
     with contextlib.suppress(KeyboardInterrupt):  # what was measured until then is shown
         for number in range(options.rounds):
             for peer in (peer for peer in chosen if peer not in reasons):
                 once, reason = measured(peer, options.threads, options.under)
+                reason = reason or check(peer, once)
                 if reason:
                     reasons[peer] = reason
                 else:
                     figures[peer].append(once)
                 print(f"round {number + 1}, {peer.name}: {reason or json.dumps(once)}", file=sys.stderr, flush=True)
+    return figures, reasons
+
+
+def rows(peers: Sequence[Peer], figures: Figures, reasons: Reasons) -> dict[str, Mapping[str, object] | str]:
+    """Of a table: medians or reasons, of those that ran."""
+    return {p.name: reasons.get(p) or middle(figures[p]) for p in peers if reasons.get(p) or figures.get(p)}
+
+
+def main() -> None:
+    options = asked(__doc__ or "")
+    if options.install:
+        install()
+    figures, reasons = interleaved((*GENERATION, *SHAPES, *ENCODING), options, lambda peer, once: "")
     print(f"{machine()}, {options.threads} threads, medians of up to {options.rounds} rounds\n")
     for title, group, columns in (
         ("generator", GENERATION, GENERATION_COLUMNS),
         ("generator's shape", SHAPES, GENERATION_COLUMNS),
         ("encoder", ENCODING, ENCODING_COLUMNS),
     ):
-        rows = {p.name: reasons.get(p) or middle(figures[p]) for p in group if reasons.get(p) or figures.get(p)}
-        if rows:
-            print(table(title, columns, rows), end="\n\n")
+        if found := rows(group, figures, reasons):
+            print(table(title, columns, found), end="\n\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
-"""Real sentences for measurements, from the human-rated corpora in the vaderSentiment source package."""
+"""Real sentences and documents for measurements, from the human-rated corpora in the vaderSentiment source package."""
 
 import tarfile
+from itertools import groupby
 from pathlib import Path
+from random import Random
 
 from training import vader
 
@@ -16,8 +18,24 @@ def sentences(folder: Path, count: int, *files: str) -> list[str]:
     return [text for row in zip(*columns, strict=True) for text in row][:count]
 
 
+def documents(folder: Path) -> list[str]:
+    """Every text of the corpora as somebody wrote it, mixed, the same every time: tweets and remarks on films are a
+    sentence or two, product reviews and editorials are whole again."""
+    with tarfile.open(vader.fetch_archive(folder)) as archive:
+        rows = [(name, *row) for name in FILES for row in _rows(archive, name)]
+    whole = groupby(rows, key=lambda row: (row[0], row[1].split("_")[0]))  # ids read document_sentence, or document
+    texts = [" ".join(text for *_, text in sentences) for _, sentences in whole]
+    Random(0).shuffle(texts)
+    return texts
+
+
 def _column(archive: tarfile.TarFile, name: str) -> list[str]:
+    return [text for _, text in _rows(archive, name)]
+
+
+def _rows(archive: tarfile.TarFile, name: str) -> list[tuple[str, str]]:
+    """The id and the text of each line."""
     content = archive.extractfile(f"hutto_ICWSM_2014/{name}_GroundTruth.txt")
     assert content is not None
-    lines = content.read().decode("utf-8", "replace").splitlines()
-    return [vader.clean(line.split("\t")[2]) for line in lines]
+    lines = (line.split("\t") for line in content.read().decode("utf-8", "replace").splitlines())
+    return [(number, vader.clean(text)) for number, _, text in lines]

@@ -7,6 +7,7 @@ rounded once more where a format is narrower.
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import gguf
@@ -15,6 +16,7 @@ import torch
 import transformers
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
+from peft import PeftModel
 
 BERT_BASE = transformers.BertConfig()  # 12 layers of 768, the defaults
 
@@ -62,9 +64,21 @@ def bert_base(source: Path, target: Path) -> None:
     transformers.AutoTokenizer.from_pretrained(source).save_pretrained(target)
 
 
+def classifier(source: Path, target: Path) -> None:
+    """TRUNK+ADAPTER merged to a folder of transformers, in float32."""
+    trunk, adapter = str(source).split("+")
+    config = json.loads((Path(adapter) / "config.json").read_text())
+    labels = {int(index): label for index, label in config["id2label"].items()}
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(
+        trunk, dtype=torch.float32, id2label=labels, label2id=config["label2id"]
+    )
+    PeftModel.from_pretrained(base, adapter).merge_and_unload().save_pretrained(target)
+    transformers.AutoTokenizer.from_pretrained(trunk).save_pretrained(target)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("kind", choices=("Q8_0", "Q4_0", "folder", "bert-base"))
+    parser.add_argument("kind", choices=("Q8_0", "Q4_0", "folder", "bert-base", "classifier"))
     parser.add_argument("source", type=Path)
     parser.add_argument("target", type=Path)
     options = parser.parse_args()
@@ -72,6 +86,8 @@ def main() -> None:
         generator_folder(options.source, options.target)
     elif options.kind == "bert-base":
         bert_base(options.source, options.target)
+    elif options.kind == "classifier":
+        classifier(options.source, options.target)
     else:
         requantized(options.source, options.target, Kind[options.kind])
 

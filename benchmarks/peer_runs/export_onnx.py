@@ -69,7 +69,8 @@ def main() -> None:
     fused(exported, folder, joined)
     if kind == "int8":
         wide = {"DefaultTensorType": onnx.TensorProto.FLOAT}  # of fused operators, whose shapes it cannot infer
-        quantize_dynamic(joined, target, weight_type=QuantType.QInt8, extra_options=wide)
+        # One scale a column: with one a matrix, MiniLM's embeddings are at a cosine of 0.90 to its own, not 0.985.
+        quantize_dynamic(joined, target, per_channel=True, weight_type=QuantType.QInt8, extra_options=wide)
 
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
 """onnxruntime over an exported encoder, with its transformer fusions where it has them; runs in its own environment."""
 
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
 import onnxruntime
 
-from benchmarks.peer_runs.workload import Encode, asked, encoding, told
+from benchmarks.peer_runs.workload import Run, asked, encoding, told
+
+Vectors = Callable[[list[list[int]]], list[list[float]]]
 
 
-def encoder(session: onnxruntime.InferenceSession) -> Encode:
+def encoder(session: onnxruntime.InferenceSession) -> Vectors:
     names = {given.name for given in session.get_inputs()}
 
     def encode(batch: list[list[int]]) -> list[list[float]]:
@@ -24,12 +27,16 @@ def encoder(session: onnxruntime.InferenceSession) -> Encode:
     return encode
 
 
-def main() -> None:
-    run = asked()
+def opened(run: Run) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = run.threads
+    return onnxruntime.InferenceSession(str(run.model), options, providers=["CPUExecutionProvider"])
+
+
+def main() -> None:
+    run = asked()
     began = perf_counter()
-    session = onnxruntime.InferenceSession(str(run.model), options, providers=["CPUExecutionProvider"])
+    session = opened(run)
     loaded = perf_counter() - began
     told({"load": loaded, **encoding(encoder(session))})
 

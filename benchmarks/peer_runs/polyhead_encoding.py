@@ -1,5 +1,6 @@
 """Polyhead's own encoder over its native step, in process, as the engine drives it."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import cast
@@ -35,16 +36,17 @@ class Question:
 
 
 def encoder(worker: Encoder) -> Encode:
-    def encode(batch: list[list[int]]) -> list[list[float]]:
-        questions = [Question(Asked(str(number), tuple(text))) for number, text in enumerate(batch)]
-        for question in questions:
-            worker.submit(question)
-        while worker.busy:
-            for ticket, event in worker.step().answers:
-                ticket.receive(event)
-        return [question.values for question in questions]
+    return lambda batch: answered(worker, [Asked(str(number), tuple(text)) for number, text in enumerate(batch)])
 
-    return encode
+
+def answered(worker: Encoder, requests: Iterable[Asked]) -> list[list[float]]:
+    questions = [Question(request) for request in requests]
+    for question in questions:
+        worker.submit(question)
+    while worker.busy:
+        for ticket, event in worker.step().answers:
+            ticket.receive(event)
+    return [question.values for question in questions]
 
 
 def main() -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from time import perf_counter
+from typing import TypeVar
 
 WIDTHS = (1, 8, 16, 32)  # prompts that arrive together
 PROMPT, NEW, LONG_PROMPT = 64, 128, 512  # tokens
@@ -27,6 +28,7 @@ SPLITS = (32, 8, 4, 1)  # texts padded together, of a batch of mixed lengths sor
 CALLS, SECONDS = 200, 2.0  # of one figure of a single text, at most
 Generate = Callable[[list[list[int]], int], "list[Answer]"]
 Encode = Callable[[list[list[int]]], object]
+T = TypeVar("T")
 
 
 @dataclass
@@ -39,11 +41,13 @@ class Answer:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run is told: the model's file or folder, the threads it may use, the format, where it may be chosen."""
+    """What a run is told: the model's file or folder, the threads it may use, the format, where it may be chosen, and
+    the folder of a tokenizer, where the model is a file."""
 
     model: Path
     threads: int
     precision: str
+    tokenizer: Path
 
 
 def asked() -> Run:
@@ -52,10 +56,11 @@ def asked() -> Run:
     parser.add_argument("model", type=Path)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--precision", default="")
+    parser.add_argument("--tokenizer", type=Path, default=Path())
     options = parser.parse_args()
     cores = sorted(os.sched_getaffinity(0))[: options.threads]
     os.sched_setaffinity(0, cores)
-    return Run(options.model, options.threads, options.precision)
+    return Run(options.model, options.threads, options.precision, options.tokenizer)
 
 
 def told(figures: dict[str, object]) -> None:
@@ -128,14 +133,14 @@ def mixed_rate(encode: Encode, batches: list[list[list[int]]]) -> float:
     return BATCH / statistics.mean(times(encode, batches))
 
 
-def times(encode: Encode, batches: Sequence[list[list[int]]]) -> list[float]:
-    """Seconds of each batch after one to warm up, as many as fit in SECONDS but three at least."""
+def times(encode: Callable[[T], object], batches: Sequence[T], seconds: float = SECONDS) -> list[float]:
+    """Seconds of each batch after one to warm up, as many as fit in `seconds` but three at least."""
     encode(batches[0])
     gc.collect()
     taken: list[float] = []
     began = perf_counter()
     for batch in batches:
-        if len(taken) >= 3 and perf_counter() - began > SECONDS:
+        if len(taken) >= 3 and perf_counter() - began > seconds:
             break
         before = perf_counter()
         encode(batch)

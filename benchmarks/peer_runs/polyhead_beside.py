@@ -1,0 +1,68 @@
+"""One call with 10,000 texts, and what somebody notices of it who asks about one short text at a time beside it.
+
+Both over HTTP, each from a process of its own, on the same cores as the server.  The long call is answered as a list
+and in lines; each alone, then with the other client beside it.  What it takes is until its last byte: what clients make
+of the answer is their own.
+"""
+
+from concurrent.futures import Future, ProcessPoolExecutor
+from itertools import cycle
+from multiprocessing import get_context
+from time import perf_counter
+
+from benchmarks.peer_runs.polyhead_http_texts import Client, flags
+from benchmarks.peer_runs.text_workload import EXACT, MANY, SECONDS, memory, spans, texts
+from benchmarks.peer_runs.workload import asked, times, told
+from benchmarks.serving import Running, serve
+
+ACCEPTED = {"list": "application/json", "lines": "application/x-ndjson"}
+Long = tuple[float, float]  # seconds until the first line, and until the last byte
+
+
+def long_call(url: str, accept: str, some: list[str]) -> Long:
+    began = perf_counter()
+    response = Client(url).post("/embed", {"inputs": some}, accept)
+    response.readline()
+    first, count = perf_counter() - began, 1
+    while response.readline():
+        count += 1
+    assert count in (1, len(some)), "an answer is missing"
+    return first, perf_counter() - began
+
+
+def short_calls(client: Client, some: list[str], beside: Future[Long]) -> list[float]:
+    """Seconds of each, one after the other for as long as the long call takes."""
+    taken: list[float] = []
+    for text in cycle(some):
+        if beside.done():
+            break
+        began = perf_counter()
+        client.embed([text])
+        taken.append(perf_counter() - began)
+    return taken
+
+
+def measured(server: Running) -> dict[str, object]:
+    given, client = texts(), Client(server.url)
+    short, many = given[str(EXACT[0])], given[MANY]
+    figures = spans("short", times(client.embed, [[text] for text in short], SECONDS))
+    with ProcessPoolExecutor(1, get_context("spawn")) as other:
+        for name, accept in ACCEPTED.items():
+            other.submit(long_call, server.url, accept, short).result()  # a process is there, and all has been met
+            _, alone = other.submit(long_call, server.url, accept, many).result()
+            call = other.submit(long_call, server.url, accept, many)
+            taken = short_calls(client, short, call)
+            first, both = call.result()
+            figures |= {f"{name} alone": len(many) / alone, f"{name} beside": len(many) / both, f"{name} first": first}
+            figures |= {f"{name} shorts": len(taken), **spans(f"short, {name}", taken)}
+    return {**figures, **memory(server.pid)}
+
+
+def main() -> None:
+    run = asked()
+    with serve(*flags(run)) as server:
+        told(measured(server))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""Polyhead in process: what the server has, put together as it does, without HTTP and without its threads."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import cast
+
+import torch
+from torch import nn
+
+from benchmarks.peer_runs.polyhead_encoding import answered
+from benchmarks.peer_runs.text_workload import Answer, reading
+from benchmarks.peer_runs.workload import Run, asked, told
+from models import checkpoint
+from models.native.plan import hollow
+from service import machine, settings
+from service.budget import Need
+from service.engine.encoder import Encoder
+from service.engine.reading import Head
+from service.executors import executor_of, prepare
+from service.inputs import Read, Reading, read_inputs
+from service.loader import model_of
+from service.model import Model
+from service.place import placed
+from service.request import Terms
+
+NEED = Need("measured", weights=0, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
+
+
+def served(run: Run) -> tuple[Model, Encoder]:
+    chosen = settings.read({"precision": run.precision, "threads": run.threads})
+    source, dtype = str(run.model), torch.float32
+    what = checkpoint.describe(source)
+    loaded = checkpoint.begin(source, what, dtype=dtype, device="cpu", progress=lambda done, total: None)
+
+    @contextmanager
+    def held(part: nn.Module) -> Iterator[None]:
+        loaded.fill(part)
+        yield
+        hollow(part)
+
+    prepare(loaded, chosen)
+    executor = executor_of(loaded, chosen, held=held)
+    tokens, head = chosen.encoder_step_tokens, cast(Head, loaded.head)
+    worker = Encoder(executor, head, model=NEED.name, task=loaded.task, token_budget=tokens)
+    worker.warm_up()
+    machine.trim()
+    return model_of(NEED, loaded, placed(chosen, loaded.suited, loaded.config)), worker
+
+
+def reader(model: Model, worker: Encoder) -> Answer:
+    """Vectors, or the likeliest label with its probability."""
+
+    def read(texts: list[str]) -> list[list[float]]:
+        asked = Reading(field="texts", inputs=tuple(texts), unit=model.task == "embed")
+        reads = read_inputs(model, asked, "call", Terms())
+        return answered(worker, [request for one in reads if isinstance(one, Read) for request in one.requests])
+
+    def label(texts: list[str]) -> list[tuple[str, float]]:
+        pairs = (max(zip(scores, model.labels, strict=True)) for scores in read(texts))
+        return [(name, score) for score, name in pairs]
+
+    return read if model.task == "embed" else label
+
+
+def main() -> None:
+    run = asked()
+    torch.set_num_threads(1)  # what the head does is small, and a second pool of threads would stall the step's own
+    told(reading(reader(*served(run))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+"""Texts in, answers out: what every peer that reads text is given, and what is measured of it.
+
+Knows no peer and no tokens: a run hands it `answer`, which takes a list of texts as that peer's users would.  Stands on
+the standard library alone, as it runs inside every peer's own environment.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.peer_runs.workload import times
+
+TEXTS = Path(__file__).parents[2] / ".bench" / "models" / "texts.json"
+EXACT, MIXED, MANY = (16, 64, 256), "mixed", "many"  # tokens, special ones included; documents as they were written
+LONGEST = 256  # tokens of a document: the model was made for no more
+BATCH = 32
+TEXTS_EACH, MIXED_TEXTS = 512, 256  # of which the mixed are all read by everybody: no two batches are alike
+SECONDS = 2.0  # of one figure, at most, or three calls
+SAMPLE = 16  # texts of each length whose answers are compared
+Answer = Callable[[list[str]], Sequence[object]]
+
+
+def texts() -> dict[str, list[str]]:
+    """By length."""
+    read: dict[str, list[str]] = json.loads(TEXTS.read_text())
+    return read
+
+
+def reading(answer: Answer, pid: int | str = "self") -> dict[str, object]:
+    """Texts a second in batches, milliseconds of a text alone, memory of the process that computes, some answers."""
+    given, figures = texts(), dict[str, object]()
+    for name in (*map(str, EXACT), MIXED):
+        some = given[name]
+        batches = [some[first : first + BATCH] for first in range(0, len(some), BATCH)]
+        taken = times(answer, batches, math.inf if name == MIXED else SECONDS)
+        figures[f"texts/s {name}"] = BATCH * len(taken) / sum(taken)
+        figures |= spans(name, times(answer, [[text] for text in some], SECONDS))
+    sample = [text for name in (*map(str, EXACT), MIXED) for text in given[name][:SAMPLE]]
+    return {**figures, **memory(pid), "answers": answer(sample)}
+
+
+def spans(name: str, taken: Sequence[float]) -> dict[str, object]:
+    """Milliseconds of calls."""
+    return {
+        f"p50 {name}": statistics.median(taken) * 1000,
+        f"p99 {name}": statistics.quantiles(taken, n=100)[98] * 1000,
+    }
+
+
+def memory(pid: int | str) -> dict[str, object]:
+    """Resident, in MB: now, and at most so far (Linux)."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    fields = dict(line.split(":", 1) for line in status.splitlines())
+    return {name: int(fields[field].split()[0]) * 1024 / 1e6 for name, field in (("MB", "VmRSS"), ("MB peak", "VmHWM"))}
