@@ -46,6 +46,7 @@ BESIDE = (
 LENGTHS = ("16", "64", "256", "mixed")
 COLUMNS = {
     "texts/s in batches of 32": [f"texts/s {length}" for length in LENGTHS],
+    "mixed, 256 in one call": ("texts/s whole",),
     "alone p50, ms": [f"p50 {length}" for length in LENGTHS],
     "alone p99, ms": [f"p99 {length}" for length in LENGTHS],
     "MB, peak": ("MB", "MB peak"),

@@ -8,7 +8,7 @@ of the answer is their own.
 from concurrent.futures import Future, ProcessPoolExecutor
 from itertools import cycle
 from multiprocessing import get_context
-from time import perf_counter
+from time import perf_counter, sleep
 
 from benchmarks.peer_runs.polyhead_http_texts import Client, flags
 from benchmarks.peer_runs.text_workload import EXACT, MANY, SECONDS, memory, spans, texts
@@ -16,6 +16,7 @@ from benchmarks.peer_runs.workload import asked, times, told
 from benchmarks.serving import Running, serve
 
 ACCEPTED = {"list": "application/json", "lines": "application/x-ndjson"}
+PACE_S = 0.1  # from one short call to the next, if it is answered by then
 Long = tuple[float, float]  # seconds until the first line, and until the last byte
 
 
@@ -31,7 +32,8 @@ def long_call(url: str, accept: str, some: list[str]) -> Long:
 
 
 def short_calls(client: Client, some: list[str], beside: Future[Long]) -> list[float]:
-    """Seconds of each, one after the other for as long as the long call takes."""
+    """Seconds of each, one after the other for as long as the long call takes; not at once, or else most of them
+    would be of the moments when they are quick."""
     taken: list[float] = []
     for text in cycle(some):
         if beside.done():
@@ -39,6 +41,7 @@ def short_calls(client: Client, some: list[str], beside: Future[Long]) -> list[f
         began = perf_counter()
         client.embed([text])
         taken.append(perf_counter() - began)
+        sleep(max(PACE_S - taken[-1], 0.0))
     return taken
 
 
