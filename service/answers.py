@@ -22,7 +22,6 @@ from service.request import Done, Encode, Encoded, Failed, Filled, Table
 from service.spans import Answer, Window, answers
 from service.transcript import EventSource, Submit, Usage
 
-AHEAD = 8192  # tokens of one call that the engine is given at a time: two steps, one to compute and the next
 PAUSE_S = 0.1  # until a call that was begun asks again whether there is room for the rest
 
 
@@ -89,15 +88,16 @@ Reply = Scores | Tagged | Found | Guessed | States | Weighed
 
 
 async def replies(
-    model: Model, asked: Reading, reads: Sequence[Read | PolyheadError], submit: Submit
+    model: Model, asked: Reading, reads: Sequence[Read | PolyheadError], submit: Submit, ahead: int
 ) -> AsyncGenerator[Reply | PolyheadError, None]:
     """What is answered to each of `reads`, in their order.
 
-    Submits when first asked.  What fails is raised and ends all; where the others are wanted without it, it stands in
-    the place of an answer.  Closing the generator aborts what is under way.
+    Submits when first asked; the engine has at most `ahead` tokens of them at a time, or one longer text.  What fails
+    is raised and ends all; where the others are wanted without it, it stands in the place of an answer.  Closing the
+    generator aborts what is under way.
     """
     requests = [request for read in reads if isinstance(read, Read) for request in read.requests]
-    async with aclosing(under_way(requests, submit)) as sources:
+    async with aclosing(under_way(requests, submit, ahead)) as sources:
         for read in reads:
             if isinstance(read, PolyheadError):
                 yield read
@@ -110,13 +110,13 @@ async def replies(
             yield failed[0] if failed else await reply(model, asked, read, events)
 
 
-async def under_way(requests: Sequence[Encode], submit: Submit) -> AsyncGenerator[EventSource, None]:
+async def under_way(requests: Sequence[Encode], submit: Submit, ahead: int) -> AsyncGenerator[EventSource, None]:
     """The sources of `requests`, in their order: the rest is submitted as those before are done with."""
     waiting, begun = deque(requests), deque[tuple[int, EventSource]]()
     first = True
     try:
         while waiting or begun:
-            some = next_of(waiting, AHEAD - sum(tokens for tokens, _ in begun), alone=not begun)
+            some = next_of(waiting, ahead, sum(tokens for tokens, _ in begun))
             try:
                 begun += zip((len(request.tokens) for request in some), submit(some), strict=True) if some else ()
                 first = False
@@ -134,12 +134,13 @@ async def under_way(requests: Sequence[Encode], submit: Submit) -> AsyncGenerato
             source.close()
 
 
-def next_of(waiting: deque[Encode], room: int, *, alone: bool) -> list[Encode]:
-    """Those taken from the head of `waiting` that fit in `room` tokens, once half of all there is is free."""
+def next_of(waiting: deque[Encode], ahead: int, taken: int) -> list[Encode]:
+    """Those taken from the head of `waiting` that fit beside `taken` of `ahead` tokens, once half of these are free."""
     some: list[Encode] = []
-    if not alone and room < AHEAD // 2:
+    room = ahead - taken
+    if taken and room < ahead // 2:
         return some
-    while waiting and (len(waiting[0].tokens) <= room or (alone and not some)):
+    while waiting and (len(waiting[0].tokens) <= room or not (taken or some)):
         some.append(waiting.popleft())
         room -= len(some[-1].tokens)
     return some

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scripted import WAIT, Source, model
 from test_token_heads import answered, worker
 
-from service.answers import AHEAD, Found, Guessed, Reply, Scores, States, Tagged, Weighed, replies
+from service.answers import Found, Guessed, Reply, Scores, States, Tagged, Weighed, replies
 from service.entities import Aggregation
 from service.errors import BadRequest, Overloaded, PolyheadError, StepFailed, TooLong
 from service.inputs import MOST_WINDOWS, Read, Reading, Windows, read_inputs, windows
@@ -27,6 +27,7 @@ from service.spans import Asking
 from service.text import UNCONDITIONAL
 from service.transcript import Submit
 
+AHEAD = 4096
 LONG = "The quick brown fox, in Paris: unbelievable jumping! Größere naïve café (schöner) lovers of a lazy dog. " * 6
 
 
@@ -51,7 +52,7 @@ class Case:
 
 def collected(model: Model, reading: Reading, reads: Any, submit: Submit) -> list[Reply | PolyheadError]:
     async def collect() -> list[Reply | PolyheadError]:
-        return [reply async for reply in replies(model, reading, reads, submit)]
+        return [reply async for reply in replies(model, reading, reads, submit, AHEAD)]
 
     return asyncio.run(collect())
 
@@ -250,7 +251,7 @@ def test_a_long_call_has_few_texts_with_the_engine(tiny_classifier: Path) -> Non
     async def collect() -> int:
         nonlocal most
         count = 0
-        async for reply in replies(judge, asked, reads, engine):
+        async for reply in replies(judge, asked, reads, engine, AHEAD):
             assert isinstance(reply, Scores)
             count, most = count + 1, max(most, engine.open)
         return count
@@ -276,7 +277,7 @@ def test_without_room_a_call_is_refused_at_its_beginning_and_waits_later(tiny_cl
 
     async def collect() -> int:
         count = 0
-        async for _ in replies(judge, *many([64] * 300), engine):
+        async for _ in replies(judge, *many([64] * 300), engine, AHEAD):
             count += 1
             engine.refusals = 3 if count == 1 else engine.refusals
         return count

@@ -22,6 +22,7 @@ from service.api.hf_wire import (
     ZeroShotCall,
 )
 from service.api.reading import Writing
+from service.api.stream import float32
 from service.errors import BadRequest, Expired, Overloaded, PolyheadError, StepFailed, Stopped
 from service.model import Model
 from service.transcript import Drawn, Piece
@@ -100,7 +101,7 @@ def write_fill(wire: FillCall, model: Model) -> Writing:  # noqa: ARG001
 
 def write_vector(wire: EmbedCall | LikenessCall, model: Model) -> Writing:  # noqa: ARG001
     def one(reply: Scores) -> Any:
-        return reply.values
+        return float32(reply.values)
 
     return Writing(one=one, error=write_error, whole=around(wire))
 

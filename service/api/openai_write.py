@@ -10,7 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from service.answers import Scores
+from service.api.stream import float32
 from service.errors import NotFound, PolyheadError
 from service.model import Model
 from service.transcript import Drawn, Piece, Scored, Usage
@@ -136,8 +140,8 @@ def write_embeddings(model: str, encoding: Literal["float", "base64"], answers: 
     }
 
 
-def spelled_float(values: list[float]) -> list[float]:
-    return values
+def spelled_float(values: list[float]) -> NDArray[np.float32]:
+    return float32(values)
 
 
 def spelled_base64(values: list[float]) -> str:

@@ -23,6 +23,7 @@ from service.model import Model
 
 Replies = AsyncGenerator[Reply | PolyheadError, None]
 MANY = 64  # answers that are written off the event loop
+STEPS = 2  # of one call that the engine has at a time: one to compute, and the next
 R = TypeVar("R")
 
 
@@ -47,7 +48,8 @@ async def read(request: Request, wire: Work, model: Model, asked: Reading) -> Re
     """The answers as they come.  Raises what is wrong with the texts; nothing is submitted yet."""
     call = f"{model.task}-{uuid.uuid4().hex}"
     reads = await server(request).text.inputs(model, asked, call, terms(request, wire))
-    return replies(model, asked, reads, submitter(request, model))
+    ahead = STEPS * server(request).settings.encoder_step_tokens
+    return replies(model, asked, reads, submitter(request, model), ahead)
 
 
 async def every(answers: Replies, kind: type[R]) -> list[R]:

@@ -5,16 +5,25 @@ produces the answer (a coroutine is cancelled, a generator closed) is all that i
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Self
 
+import numpy as np
 import orjson
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.errors import ClientGone, PolyheadError
+
+NUMBERS = orjson.OPT_SERIALIZE_NUMPY
+
+
+def float32(values: Sequence[float] | memoryview) -> NDArray[np.float32]:
+    """As JSON with as many digits as tell such numbers apart: half of what a double has, and half the time to read."""
+    return np.asarray(values, np.float32)
 
 
 class JsonResponse(Response):
@@ -23,7 +32,7 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        return orjson.dumps(content)
+        return orjson.dumps(content, option=NUMBERS)
 
 
 async def answer(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
@@ -60,7 +69,7 @@ def event(content: Any) -> bytes:
 
 
 def line(content: Any) -> bytes:
-    return orjson.dumps(content) + b"\n"
+    return orjson.dumps(content, option=NUMBERS) + b"\n"
 
 
 async def events(

@@ -6,6 +6,7 @@ from typing import Any
 
 from models.tokenizer import Encoding
 from service.api.reading import Writing
+from service.api.stream import float32
 from service.api.tei_wire import PredictRequest, RerankRequest, is_one
 from service.errors import (
     BadRequest,
@@ -135,8 +136,8 @@ def model_type(model: Model) -> dict[str, Any]:
             return {"mask_filler": {}}
 
 
-VECTORS = Writing(one=lambda answer: answer.values, error=write_error)
-STATES = Writing(one=lambda answer: answer.rows.tolist(), error=write_error)  # [T, W]
+VECTORS = Writing(one=lambda answer: float32(answer.values), error=write_error)
+STATES = Writing(one=lambda answer: float32(answer.rows), error=write_error)  # [T, W]
 WEIGHTS = Writing(
     one=lambda answer: [{"index": token, "value": weight} for token, weight in answer.words], error=write_error
 )
