@@ -101,7 +101,7 @@ def traps(names: Names) -> list[Trap]:
         Trap(400, path, json.dumps({**asked, "temprature": 0})),
         Trap(404, path, json.dumps({**asked, "model": "nobody"})),
         Trap(400, path, json.dumps({**asked, "prompt": "word " * 20_000})),
-        Trap(400, f"/models/{names.classifier}/predict", json.dumps({"inputs": "word " * 2_000})),
+        Trap(413, f"/models/{names.classifier}/predict", json.dumps({"inputs": "word " * 2_000})),
         Trap(401, path, json.dumps(asked), {"Authorization": "Bearer wrong"}),
         Trap(504, path, json.dumps(slow), {"X-Request-Timeout": str(LATE)}),
     ]

@@ -93,7 +93,7 @@ def test_classifications_and_conversations_share_the_engine(server: Faulted) -> 
         ]
         await asyncio.sleep(0.1)
         judged = [
-            await ask(server.url, "/models/judge/predict", {"inputs": f"a good film {n}"}, MANY) for n in range(30)
+            await ask(server.url, "/models/judge/predict", {"inputs": f"a good film {n}"}, MANY) for n in range(20)
         ]
         return [await talk for talk in talks], judged
 

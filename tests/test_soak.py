@@ -35,7 +35,7 @@ def soaked(tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path) -> 
 def test_nothing_is_left_after_a_mixed_load(soaked: Callable[[int], Verdict]) -> None:
     verdict = soaked(0)
     assert not verdict.complaints
-    assert verdict.tally.refused.keys() == {400, 401, 404, 504}
+    assert verdict.tally.refused.keys() == {400, 401, 404, 413, 504}
     ends = {outcome: verdict.page.total(ENDED, outcome=outcome) for outcome in OUTCOMES}
     assert ends.pop("failed") == 0
     assert all(ends.values()), ends
