@@ -207,7 +207,12 @@ def words(model: Model, read: Read, filled: Filled) -> list[list[Word]]:
     lone = len(request.rows) == 1
     return [
         [
-            Word(token, model.tokenizer.decode([token]), score, sequence(model, request, row, token, plain=lone))
+            Word(
+                token,
+                model.tokenizer.decode([token], skip_special=False),
+                score,
+                sequence(model, request, row, token, plain=lone),
+            )
             for token, score in candidates
         ]
         for row, candidates in zip(request.rows, filled.candidates, strict=True)
