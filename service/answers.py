@@ -151,6 +151,8 @@ async def said(source: EventSource) -> tuple[Said, Usage] | PolyheadError:
     found: Said | None = None
     async for event in source:
         match event:
+            case Encoded(values=values) if not math.isfinite(sum(values)):
+                return StepFailed("the network answered with numbers that are not finite")
             case Encoded() | Table() | Filled():
                 found = event
             case Failed():
@@ -165,8 +167,6 @@ async def reply(model: Model, asked: Reading, read: Read, events: Sequence[tuple
     usage = sum((cost for _, cost in events), Usage())
     match events[0][0]:
         case Encoded(values=values):
-            if not math.isfinite(sum(values)):
-                raise StepFailed("the network answered with numbers that are not finite")
             return Scores(values, usage)
         case Filled(candidates=[weights]) if asked.form == "words":
             return Weighed(weights, usage)

@@ -183,10 +183,13 @@ class Settings(BaseSettings):
     @field_validator("models", "api_keys")
     @classmethod
     def named(cls, value: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
+        models = info.field_name == "models"
         for name in value:
-            if not (is_name(name) if info.field_name == "models" else NAME.fullmatch(name)):
-                raise ValueError(f"{name!r} is no name: letters, digits, dots, dashes and underscores, 128 at most")
-            base = trunk_of(name) if info.field_name == "models" else ""
+            if not (is_name(name) if models else NAME.fullmatch(name)):
+                right = "letters, digits, dots, dashes and underscores, 128 at most"
+                colon = "; an adapter's has one colon, after its model's" if models else ""
+                raise ValueError(f"{name!r} is no name: {right}{colon}")
+            base = trunk_of(name) if models else ""
             if base and base not in value:
                 raise ValueError(f"{name!r} is an adapter of {base!r}, which is not served; name its source too")
         return value

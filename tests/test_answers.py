@@ -304,3 +304,6 @@ def test_one_failure_ends_all_unless_the_others_are_wanted(tiny_classifier: Path
     submit, _ = told([Encoded([float("nan")]), Done("encoded", 3)], one, one)
     with pytest.raises(StepFailed, match="not finite"):
         collected(judge, asked, reads, submit)
+    submit, _ = told([Encoded([float("nan")]), Done("encoded", 3)], one, one)
+    found = collected(judge, replace(asked, partial=True), reads, submit)
+    assert [type(each) for each in found] == [StepFailed, Scores, Scores]

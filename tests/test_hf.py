@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from scripted import WAIT, Connection, Registry, application, ask, echo, model, spoken, until
 
 from service import zero_shot
-from service.api import hf
+from service.api import findings, hf
 from service.api.findings import applied
 from service.api.hf_wire import (
     AnswerCall,
@@ -29,6 +29,7 @@ from service.api.hf_wire import (
     read_label,
 )
 from service.api.hf_write import chunks, spelled, write_error
+from service.entities import Entity
 from service.errors import BadRequest, Expired, NotFound, Overloaded, PolyheadError, StepFailed, Unauthorized
 from service.inputs import Windows
 from service.model import Model
@@ -390,3 +391,8 @@ def test_text_that_comes_without_a_token_comes_with_the_next(models: list[Model]
 )
 def test_errors(error: PolyheadError, kind: str | None) -> None:
     assert write_error(error) == {"error": "x"} | ({"error_type": kind} if kind else {})
+
+
+def test_the_first_token_of_a_text_is_told_by_its_index() -> None:
+    assert findings.entity(Entity("PER", 0.5, "a", 0, 1, index=0))["index"] == 0
+    assert "index" not in findings.entity(Entity("PER", 0.5, "a", 0, 1))

@@ -50,7 +50,7 @@ CLASSIFIERS: tuple[Task, ...] = ("classify", "rank")
 EMBEDDERS: tuple[Task, ...] = ("embed",)
 WEIGHERS: tuple[Task, ...] = ("fill",)
 RANKERS: tuple[Task, ...] = ("rank", "embed")
-READERS: tuple[Task, ...] = ("classify", "rank", "embed", "tag", "span", "fill")
+READERS: tuple[Task, ...] = tuple(task for task in get_args(Task) if task != "generate")
 
 W = TypeVar("W", bound=Wire)
 Work = Callable[[Request, W], Coroutine[Any, Any, Response]]
