@@ -299,7 +299,7 @@ def test_embeddings_in_both_spellings(app: FastAPI, registry: Registry, models: 
     plain, packed = ask(app, ("/v1/embeddings", wire), ("/v1/embeddings", wire | {"encoding_format": "base64"}))
     vectors = [entry["embedding"] for entry in plain.json()["data"]]
     asked = [request for request in registry.requests if isinstance(request, Encode)]
-    assert vectors == [[float(f"{value:.8g}") for value in numbers(models[1], request)] for request in asked[:2]]
+    assert vectors == [numbers(models[1], request) for request in asked[:2]]
     assert [len(vector) for vector in vectors] == [3, 3]
     for entry, vector in zip(packed.json()["data"], vectors, strict=True):
         assert struct.unpack("<3f", base64.b64decode(entry["embedding"])) == pytest.approx(vector)
