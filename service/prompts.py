@@ -5,20 +5,30 @@ Knows no HTTP and no tensor.
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from service.errors import BadRequest, EmptyInput, TooLong
+from service.grammar import Grammar, Thinking
 from service.limits import check_characters, known_tokens, place
 from service.model import Model
-from service.request import Generate, Sampling, Terms
+from service.request import Beams, Generate, Sampling, Terms
+
+SEEDS = 1 << 63
+STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that near seeds share none
 
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Messages for the checkpoint's template."""
+    """Messages for the checkpoint's template, with the `tools` and other `variables` that it may read.
+
+    `continued`: the last message is the beginning of the answer, to be gone on with.
+    """
 
     messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    continued: bool = False
 
 
 Prompt = str | tuple[int, ...] | Chat
@@ -26,7 +36,11 @@ Prompt = str | tuple[int, ...] | Chat
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """Prompts to be continued, all in the same way.  `field` is the wire's name for them, `limit` for their limit."""
+    """Prompts to be continued, all in the same way.  `field` is the wire's name for them, `limit` for their limit.
+
+    Each is answered `count` times: the best of `best_of`, by the mean log-probability of their tokens.  `keep_stop`
+    leaves a stop string that was found at the end of the answer.
+    """
 
     field: str
     prompts: tuple[Prompt, ...]
@@ -38,28 +52,69 @@ class Continuation:
     ignore_eos: bool = False
     logprobs: int = -1  # as in Generate
     limit: str = "max_tokens"
+    count: int = 1
+    best_of: int = 0  # 0: as many as count
+    beams: Beams | None = None
+    keep_stop: bool = False
+    prompt_logprobs: int = -1  # as in Generate
+    scoring: bool = False  # nothing is to follow: what is asked for is how likely the prompt is
+    bad_words: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
+    salt: str = ""
+
+    @property
+    def tries(self) -> int:
+        return max(self.count, self.best_of)
 
 
 def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> list[Generate]:
-    known_tokens(model, list(asked.stop_tokens), "stop_token_ids")
+    """The requests of each prompt, one after the other: as many as are to be tried, all of one group."""
+    sampling = sampled(model, asked)
     requests = []
     for index, prompt in enumerate(asked.prompts):
         where = place(asked.field, index, len(asked.prompts))
         tokens = prompt_tokens(model, prompt, where)
-        seed = asked.sampling.seed if asked.seeded else random.getrandbits(63)
-        requests.append(
-            Generate(
-                id=f"{call}-{index}",
-                tokens=tokens,
-                max_tokens=room(model, len(tokens), asked, where),
-                stop_tokens=asked.stop_tokens if asked.ignore_eos else asked.stop_tokens | model.stop_tokens,
-                sampling=replace(asked.sampling, seed=seed),
-                logprobs=asked.logprobs,
-                terms=terms,
-                adapter=model.adapter,
+        most = room(model, len(tokens), asked, where)
+        for number in range(asked.tries):
+            seed = asked.sampling.seed + number * STRIDE if asked.seeded else random.getrandbits(63)
+            requests.append(
+                Generate(
+                    id=f"{call}-{index}" if asked.tries == 1 else f"{call}-{index}-{number}",
+                    tokens=tokens,
+                    max_tokens=most,
+                    stop_tokens=asked.stop_tokens if asked.ignore_eos else asked.stop_tokens | model.stop_tokens,
+                    sampling=replace(sampling, seed=seed % SEEDS),
+                    logprobs=asked.logprobs if asked.tries == asked.count else max(asked.logprobs, 0),
+                    terms=terms,
+                    adapter=model.adapter,
+                    group="" if asked.tries == 1 else f"{call}-{index}",
+                    beams=asked.beams,
+                    prompt_logprobs=-1 if number else asked.prompt_logprobs,
+                    salt=asked.salt,
+                )
             )
-        )
     return requests
+
+
+def sampled(model: Model, asked: Continuation) -> Sampling:
+    """With the words that must not come as tokens.  All tokens named must be known."""
+    sampling = asked.sampling
+    known_tokens(model, list(asked.stop_tokens), "stop_token_ids")
+    known_tokens(model, [token for token, _ in sampling.bias], "logit_bias")
+    known_tokens(model, sampling.allowed, "allowed_token_ids")
+    for row in sampling.banned:
+        known_tokens(model, row, "bad_words_ids")
+    words = [row for word in asked.bad_words for row in spelled(model, word)]
+    return replace(sampling, banned=(*sampling.banned, *words)) if words else sampling
+
+
+def spelled(model: Model, word: str) -> list[tuple[int, ...]]:
+    """How a word may be written: at the beginning of a text, and, where that is another token, after others."""
+    check_characters(model, word, "bad_words")
+    encodings = model.tokenizer.encode_batch([word.lstrip(), " " + word.lstrip()], special=False, offsets=False)
+    alone, after = (tuple(encoding.ids) for encoding in encodings)
+    return [row for row in dict.fromkeys((alone, after)) if row]
 
 
 def prompt_tokens(model: Model, prompt: Prompt, where: str) -> tuple[int, ...]:
@@ -99,6 +154,8 @@ def room(model: Model, length: int, asked: Continuation, where: str) -> int:
     """How many tokens may follow a prompt of `length`: as many as are wanted, or as the context leaves."""
     check_length(model, length, where)
     limit, wanted = model.max_tokens, asked.max_tokens
+    if asked.scoring:
+        return 0
     if length == limit:
         raise TooLong(
             f"{where}: the prompt has {length} tokens of the {limit} the model takes, none is left", param=where

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from service.errors import PolyheadError
+from service.guide import Guide
 
 Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill"]
 Form = Literal["", "tokens", "words"]
@@ -14,8 +15,13 @@ Form = Literal["", "tokens", "words"]
 class Sampling:
     """How the next token is drawn from the logits.
 
-    `temperature` 0 is greedy.  `top_k` 0, `top_p` 1 and `min_p` 0 leave all tokens in.  The same `seed` gives the
-    same draws whatever else is in the batch.
+    `temperature` 0 is greedy.  `top_k` 0, `top_p` 1, `min_p` 0 and `typical_p` 1 leave all tokens in.  The same `seed`
+    gives the same draws whatever else is in the batch.
+
+    A token that was in the prompt or the answer is made less likely by `repetition_penalty` (above 1; Keskar et al.
+    2019, arXiv:1909.05858); one of the answer by `presence_penalty`, and for every time by `frequency_penalty`.  `bias`
+    is added to the logits of tokens.  Where there are `allowed` tokens, no others come; the last token of a `banned`
+    row never comes after the others of it; and none that would end the answer before there are `min_tokens`.
     """
 
     temperature: float = 1.0
@@ -23,6 +29,14 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int = 0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] = ()
+    banned: tuple[tuple[int, ...], ...] = ()
+    min_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +53,27 @@ class Terms:
 
 
 @dataclass(frozen=True, slots=True)
+class Beams:
+    """Search for the likeliest answers, `width` at a time, instead of drawing one.
+
+    A finished answer's log-probability is divided by its length to the power `length_penalty`.  `early` ends as soon
+    as there are `width` finished ones; otherwise when none under way looks better than the worst of them.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Generate:
-    """Continue `tokens` by at most `max_tokens`, ending early at one of `stop_tokens` (itself not reported)."""
+    """Continue `tokens` by at most `max_tokens`, ending early at one of `stop_tokens` (itself not reported).
+
+    Requests of one `group` have the same `tokens`, which are computed once; of one with `beams` they are the best
+    answers of one search, in order.  `guide` says what the answer must look like.  With `prompt_logprobs` the prompt's
+    own tokens are scored first, as `logprobs` says; `max_tokens` 0 asks for that alone.  Only requests of the same
+    `salt` find each other's prefixes stored.
+    """
 
     id: str
     tokens: tuple[int, ...]
@@ -50,6 +83,11 @@ class Generate:
     logprobs: int = -1  # -1: none; 0: of the drawn token; n: and of the n likeliest
     terms: Terms = Terms()
     adapter: int = 0  # of the worker's, by its number; 0: none
+    group: str = ""
+    beams: Beams | None = None
+    guide: Guide | None = None
+    prompt_logprobs: int = -1
+    salt: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +137,13 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Prompted:
+    """What the prompt's tokens from the second on score, each after those before it: (logprob, top) as in Token."""
+
+    scores: tuple[tuple[float, tuple[tuple[int, float], ...]], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """What the head says of an encoded text: a score per label, one relevance, or a vector."""
 
@@ -124,12 +169,13 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """The last event of a request that was answered."""
+    """The last event of a request that was answered; `token` is the stop token that ended it, if one did."""
 
     reason: Literal["stop", "length", "encoded"]
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
+    token: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,4 +185,4 @@ class Failed:
     error: PolyheadError
 
 
-Event = Token | Encoded | Table | Filled | Done | Failed
+Event = Token | Prompted | Encoded | Table | Filled | Done | Failed

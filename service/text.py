@@ -59,6 +59,7 @@ class Text:
         Expired at the deadline."""
         with concerning(model):
             self._check_count(asked.field, len(asked.prompts))
+            self._check_tries(asked)
             work = Job(asked.field, sum(map(length, asked.prompts)), terms.deadline)
             return await self._run(model, work, lambda: read_prompts(model, asked, call, terms))
 
@@ -97,6 +98,11 @@ class Text:
             raise EmptyInput(f"{field}: must not be empty", param=field)
         if count > self._batch_limit:
             raise TooMany(f"{field}: at most {self._batch_limit} a call, got {count}", param=field)
+
+    def _check_tries(self, asked: Continuation) -> None:
+        if len(asked.prompts) * asked.tries > self._batch_limit:
+            said = f"{len(asked.prompts)} prompts x {asked.tries} tries" if len(asked.prompts) > 1 else f"{asked.tries}"
+            raise TooMany(f"n: at most {self._batch_limit} answers a call, got {said}", param="n")
 
     async def _run(self, model: Model, job: Job, function: Callable[[], T]) -> T:
         """What `function` returns or raises.  At the deadline nobody waits for it any longer, though a thread may."""

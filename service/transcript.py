@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, TypeVar
 
 from models.tokenizer import Tokenizer
-from service.request import Done, Event, Failed, Generate, Request, Token
+from service.request import Done, Event, Failed, Generate, Prompted, Request, Token
 
 LOWEST_LOGPROB = -9999.0  # what is said for minus infinity, which JSON has no word for
 
@@ -45,11 +45,20 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Stops:
+    """What ends an answer beside the model's own tokens; `keep` leaves it at the end of the text."""
+
+    strings: tuple[str, ...] = ()
+    tokens: frozenset[int] = frozenset()
+    keep: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Scored:
-    """A token and its log probability."""
+    """A token and its log probability, None where nothing stands before it."""
 
     data: bytes
-    logprob: float
+    logprob: float | None
 
     @property
     def text(self) -> str:
@@ -75,14 +84,16 @@ class Drawn:
 class Piece:
     """The next bit of an answer; the last one has a `finish` and the usage.  `drawn` only where asked for.
 
-    `cut`: it stops because a stop string was found.
+    `stop` is the stop string that was found, or the token asked for that ended it.  The tokens of the `prompt` are in
+    the first piece, where they were asked for.
     """
 
     text: str
     drawn: tuple[Drawn, ...] = ()
     finish: Literal["", "stop", "length"] = ""
     usage: Usage = Usage()
-    cut: bool = False
+    stop: str | int = ""
+    prompt: tuple[Drawn, ...] = ()
 
 
 class StopString:
@@ -113,23 +124,25 @@ class StopString:
 class Tail:
     """Holds back the end of a text while it may turn out to begin a stop string.
 
-    The string that is complete first stops the text, before it.  Of those complete at the same character, the longest.
+    The string that is complete first stops the text, before it, or after it where it is to be kept.  Of those complete
+    at the same character, the longest.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
         self.stops = [StopString(stop) for stop in stops]
         self.held = ""
-        self.found = False
+        self.found = ""
+        self.keep = keep
 
     def push(self, text: str) -> str:
         """More text; returns what is certain to come before any stop string."""
         self.held += text
         for end, char in enumerate(text, len(self.held) - len(text) + 1):
             # every one takes the character, found or not
-            ended = [len(stop.stop) for stop in self.stops if stop.push(char)]
+            ended = [stop.stop for stop in self.stops if stop.push(char)]
             if ended:
-                self.found = True
-                self.held = self.held[: end - max(ended)]
+                self.found = max(ended, key=len)
+                self.held = self.held[: end if self.keep else end - len(self.found)]
                 return self.flush()
         return self.release(max((stop.matched for stop in self.stops), default=0))
 
@@ -143,29 +156,38 @@ class Tail:
 
 
 class Transcript:
-    """One answer as it is written: token events in, pieces out."""
+    """One answer as it is written: token events in, pieces out.  `counted`: the prompt is part of what it cost."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], request: Generate) -> None:
-        self.tokenizer, self.request = tokenizer, request
-        self.stream, self.tail = tokenizer.stream(), Tail(stops)
+    def __init__(self, tokenizer: Tokenizer, stops: Stops, request: Generate, *, counted: bool = True) -> None:
+        self.tokenizer, self.request, self.stops = tokenizer, request, stops
+        self.stream, self.tail = tokenizer.stream(), Tail(stops.strings, keep=stops.keep)
         self.tokens = self.length = self.shown = 0  # tokens drawn; characters written, and of these shown
         self.cached = 0  # tokens of the prompt
+        self.counted = counted
         self.waiting: deque[Drawn] = deque()  # tokens of which no character was shown yet
 
     @property
     def stopped(self) -> bool:
-        return self.tail.found
+        return bool(self.tail.found)
 
     @property
     def usage(self) -> Usage:
         """So far."""
-        return Usage(len(self.request.tokens), self.tokens, self.cached)
+        return Usage(len(self.request.tokens), self.tokens, self.cached) if self.counted else Usage(0, self.tokens, 0)
+
+    def prompt(self, event: Prompted) -> Piece:
+        """The prompt's own tokens; of the first nothing is known."""
+        stream, offset, drawn = self.tokenizer.stream(skip_special=False), 0, []
+        for id, (logprob, top) in zip(self.request.tokens, ((None, ()), *event.scores), strict=True):
+            drawn.append(Drawn(self.scored(id, logprob), offset, self.top(top), id))
+            offset += len(stream.push(id))
+        return Piece("", prompt=tuple(drawn))
 
     def push(self, event: Token) -> Piece:
         """What `event` lets be shown, which may be nothing."""
         text = self.stream.push(event.id)
         if self.request.logprobs >= 0:
-            self.waiting.append(Drawn(self.scored(event.id, event.logprob), self.length, self.top(event), event.id))
+            self.waiting.append(Drawn(self.scored(event.id, event.logprob), self.length, self.top(event.top), event.id))
         self.tokens += 1
         self.cached = event.cached
         return self.show(text)
@@ -185,18 +207,22 @@ class Transcript:
 
     def close(self, done: Done) -> Piece:
         """What was held back, now that nothing follows."""
-        piece = self.show(self.stream.flush())
-        usage = Usage(done.prompt_tokens, done.completion_tokens, done.cached_tokens)
+        asked = done.token in self.stops.tokens
+        piece = self.show((self.stream.push(done.token) if asked and self.stops.keep else "") + self.stream.flush())
+        self.tokens, self.cached = done.completion_tokens, done.cached_tokens
         if self.stopped:
-            return Piece(piece.text, piece.drawn, "stop", usage, cut=True)
+            return replace(piece, finish="stop", usage=self.usage, stop=self.tail.found)
         finish: Literal["stop", "length"] = "length" if done.reason == "length" else "stop"
-        return Piece(piece.text + self.tail.flush(), piece.drawn + tuple(self.waiting), finish, usage)
+        text, drawn = piece.text + self.tail.flush(), piece.drawn + tuple(self.waiting)
+        return Piece(text, drawn, finish, self.usage, done.token if asked else "")
 
-    def top(self, event: Token) -> tuple[Scored, ...]:
-        return tuple(self.scored(id, logprob) for id, logprob in event.top)
+    def top(self, likeliest: Sequence[tuple[int, float]]) -> tuple[Scored, ...]:
+        return tuple(self.scored(id, logprob) for id, logprob in likeliest)
 
-    def scored(self, id: int, logprob: float) -> Scored:
-        return Scored(self.tokenizer.piece_bytes(id), logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB)
+    def scored(self, id: int, logprob: float | None) -> Scored:
+        if logprob is not None and not logprob > LOWEST_LOGPROB:  # minus infinity, or no number
+            logprob = LOWEST_LOGPROB
+        return Scored(self.tokenizer.piece_bytes(id), logprob)
 
 
 Submit = Callable[[Sequence[Request]], Sequence[EventSource]]
@@ -204,15 +230,20 @@ T = TypeVar("T")
 
 
 async def continued(
-    tokenizer: Tokenizer, stops: Sequence[str], requests: Sequence[Generate], submit: Submit
+    tokenizer: Tokenizer, stops: Stops, requests: Sequence[Generate], submit: Submit
 ) -> AsyncGenerator[tuple[int, Piece], None]:
     """The answers to `requests` as they are written: which one, and its next piece.
 
-    Submits when first asked for a piece.  One failing ends all with its error; so does closing the generator.
+    Submits when first asked for a piece.  One failing ends all with its error; so does closing the generator.  A prompt
+    that several answer is counted once.
     """
     sources = submit(requests)
     try:
-        written = [Transcript(tokenizer, stops, request) for request in requests]
+        firsts = {request.group or request.id: request.id for request in reversed(requests)}
+        written = [
+            Transcript(tokenizer, stops, request, counted=firsts[request.group or request.id] == request.id)
+            for request in requests
+        ]
         answers = [pieces(transcript, source) for transcript, source in zip(written, sources, strict=True)]
         async with aclosing(merged(answers)) as every:
             async for index, piece in every:
@@ -229,10 +260,12 @@ async def pieces(transcript: Transcript, source: EventSource) -> AsyncGenerator[
                 piece = transcript.push(event)
                 if transcript.stopped:
                     source.close(answered=True)
-                    yield replace(piece, finish="stop", usage=transcript.usage, cut=True)
+                    yield replace(piece, finish="stop", usage=transcript.usage, stop=transcript.tail.found)
                     return
                 if piece.text or piece.drawn:
                     yield piece
+            case Prompted():
+                yield transcript.prompt(event)
             case Done():
                 yield transcript.close(event)
             case Failed():
@@ -281,4 +314,5 @@ async def whole(count: int, items: AsyncGenerator[tuple[int, Piece], None]) -> l
 
 def joined(parts: Sequence[Piece]) -> Piece:
     drawn = tuple(token for part in parts for token in part.drawn)
-    return replace(parts[-1], text="".join(part.text for part in parts), drawn=drawn)
+    prompt = tuple(token for part in parts for token in part.prompt)
+    return replace(parts[-1], text="".join(part.text for part in parts), drawn=drawn, prompt=prompt)

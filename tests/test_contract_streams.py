@@ -17,7 +17,7 @@ from processes import Faulted
 
 from models.tokenizer import Tokenizer
 from service.request import Done, Generate, Token
-from service.transcript import Transcript
+from service.transcript import Stops, Transcript
 
 FIRST_MARK = 10
 TEXTS = [
@@ -152,7 +152,7 @@ def test_nothing_of_a_stop_string_is_shown_and_nothing_before_it_lost(
     tokens = spelled(pieces, text.encode(), lambda: next(draws))
     expected = cut(text, stops)
     request = Generate("test", (5,), len(tokens) + 1, logprobs=logprobs)
-    transcript = Transcript(tokenizer, stops, request)
+    transcript = Transcript(tokenizer, Stops(tuple(stops)), request)
     shown = ""
     for token in tokens:
         piece = transcript.push(Token(token))

@@ -129,7 +129,7 @@ def full(wire: GenerateCall, prompt: str, text: str) -> str:
 
 
 def ending(wire: GenerateCall, piece: Piece) -> dict[str, Any]:
-    reason = "length" if piece.finish == "length" else "stop_sequence" if piece.cut else "eos_token"
+    reason = "length" if piece.finish == "length" else "stop_sequence" if piece.stop else "eos_token"
     seed = wire.parameters.seed if "seed" in wire.parameters.model_fields_set else None
     return {"finish_reason": reason, "generated_tokens": piece.usage.completion_tokens, "seed": seed}
 

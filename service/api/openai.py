@@ -16,11 +16,11 @@ from starlette.responses import Response
 from service.api import generating
 from service.api.dialect import Dialect, about, body, server, takes
 from service.api.generating import Answers
+from service.api.openai_sampling import Sampled
 from service.api.openai_wire import (
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
-    Sampled,
     read_chat,
     read_completion,
     read_embedding,

@@ -5,39 +5,25 @@ value that asks for something (the tables below); nothing that would change the 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.api.dialect import Count, TextsOrIds, TokenId, Wire, Work, at_most, between, several
-from service.api.options import INT64, Stops
+from service.api.dialect import Count, TextsOrIds, Wire, Work, at_most, between, several
+from service.api.openai_sampling import Sampled, continuation
 from service.errors import BadRequest
 from service.inputs import Reading
-from service.prompts import Chat, Continuation, Prompt
-from service.request import Sampling
+from service.prompts import Chat, Continuation
 
 MOST_MESSAGES, MOST_PARTS = 4096, 256
 
 # fields of the real API that this server does not do -> the values at which they ask for nothing
 NOT_FOR_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_tokens": (0,),
 }
 NOT_FOR_CHAT: Mapping[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "logit_bias": ({},),
-    "frequency_penalty": (0,),
-    "presence_penalty": (0,),
-    "repetition_penalty": (1,),
-    "min_tokens": (0,),
     "tools": ([],),
     "tool_choice": ("none", "auto"),
     "functions": ([],),
@@ -60,40 +46,12 @@ NOT_FOR_MESSAGES: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-class StreamOptions(Wire):
-    include_usage: bool = False
-    include_obfuscation: bool = False  # harmless: there is nothing to hide the length of tokens from
-
-
-class Sampled(Work):
-    """What completions and chat have in common."""
-
-    model: str
-    max_tokens: Count = 0
-    temperature: Annotated[float, between(0, 2)] = 1.0
-    top_p: Annotated[float, between(0, 1)] = 1.0
-    top_k: Annotated[int, between(-1, (1 << 31) - 1)] = 0
-    min_p: Annotated[float, between(0, 1)] = 0.0
-    seed: Annotated[int, between(-INT64, INT64 - 1)] = 0
-    stop: Stops = Field(default_factory=list)
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] = Field(default_factory=list)
-    ignore_eos: bool = False
-    stream: bool = False
-    stream_options: StreamOptions = StreamOptions()
-    # harmless: nothing of the answer depends on them
-    user: str = ""
-    metadata: Annotated[dict[str, str], at_most(16)] = Field(default_factory=dict)
-    store: bool = False
-    service_tier: str = ""
-    safety_identifier: str = ""
-    prompt_cache_key: str = ""
-    prompt_cache_retention: str = ""
-
-
 class CompletionRequest(Sampled):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_FOR_COMPLETIONS
 
     prompt: TextsOrIds
+    echo: bool = False
+    max_tokens: Annotated[int, between(0, (1 << 31) - 1)] = -1  # 0, which is the prompt alone, only with echo
     logprobs: Annotated[int, between(0, 20)] = -1
 
 
@@ -142,7 +100,11 @@ class EmbeddingRequest(Work):
 
 
 def read_completion(wire: CompletionRequest) -> Continuation:
-    return continuation(wire, "prompt", several(wire.prompt), wire.max_tokens, wire.logprobs)
+    if not wire.max_tokens and not wire.echo:
+        raise BadRequest("max_tokens: must be at least 1, or 0 together with echo: true, got 0", param="max_tokens")
+    asked = continuation(wire, "prompt", several(wire.prompt), max(wire.max_tokens, 0), wire.logprobs)
+    scores = wire.logprobs if wire.echo and wire.prompt_logprobs < 0 else wire.prompt_logprobs
+    return replace(asked, scoring=not wire.max_tokens, prompt_logprobs=scores)
 
 
 def read_chat(wire: ChatRequest) -> Continuation:
@@ -154,30 +116,6 @@ def read_chat(wire: ChatRequest) -> Continuation:
         raise BadRequest(message, param="max_tokens")
     chat = Chat(tuple(spoken(message) for message in wire.messages))
     return continuation(wire, "messages", (chat,), max(limits, default=0), wire.top_logprobs if wire.logprobs else -1)
-
-
-def continuation(
-    wire: Sampled, field: str, prompts: tuple[Prompt, ...], max_tokens: int, logprobs: int
-) -> Continuation:
-    if "stream_options" in wire.model_fields_set and not wire.stream:
-        raise BadRequest("stream_options: only together with stream: true", param="stream_options")
-    return Continuation(
-        field=field,
-        prompts=prompts,
-        sampling=Sampling(
-            temperature=wire.temperature,
-            top_k=max(wire.top_k, 0),
-            top_p=wire.top_p,
-            min_p=wire.min_p,
-            seed=wire.seed % INT64,
-        ),
-        seeded="seed" in wire.model_fields_set,
-        max_tokens=max_tokens,
-        stops=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop),
-        stop_tokens=frozenset(wire.stop_token_ids),
-        ignore_eos=wire.ignore_eos,
-        logprobs=logprobs,
-    )
 
 
 def spoken(message: Message) -> dict[str, str]:
