@@ -46,6 +46,10 @@ class Play:
     stop: int = STOP
     preemptions: int = 0
     cached: int = 0
+    accepted: int = 0
+    forks: int = 0
+    copies: int = 0
+    start_of: dict[Sequence, list[int]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, count: int, size: int, **budgets: int) -> "Play":
@@ -53,7 +57,7 @@ class Play:
 
     def add(self, prompt: list[int], more: int, **terms: Any) -> Sequence:
         sequence = Sequence(list(prompt), **terms)
-        self.limits[sequence] = len(prompt) + more
+        self.limits[sequence], self.start_of[sequence] = len(prompt) + more, list(prompt)
         self.order.append(sequence)
         self.scheduler.add(sequence)
         return sequence
@@ -71,22 +75,77 @@ class Play:
         return 1
 
     def step(self) -> list[Chunk]:
-        plan = self.scheduler.schedule()
+        scheduler = self.scheduler
+        plan = scheduler.schedule()
         self.check_plan(plan.chunks)
         self.preemptions += plan.preemptions
         self.cached += plan.cached_tokens
+        for copy in plan.copies:
+            self.copy(*copy)
         for chunk in plan.chunks:
             self.write(chunk)
-        drawn = [(chunk.sequence, speak(self.read(chunk))) for chunk in plan.chunks if chunk.last]
-        self.scheduler.commit(plan.chunks)
-        for sequence, token in drawn:
-            sequence.tokens.append(token)
-            if token == self.stop or len(sequence.tokens) >= self.limits[sequence]:
-                self.scheduler.remove(sequence)
-        self.scheduler.check()
-        size = self.scheduler.blocks.size
-        assert all(s.published == s.computed // size for s in self.scheduler.running), "full blocks nobody finds"
+        drawn = [(chunk, self.draw(chunk)) for chunk in plan.chunks if chunk.last]
+        scheduler.commit(plan.chunks)
+        for chunk, tokens in drawn:
+            scheduler.advance(chunk.sequence, len(tokens) - 1)
+            self.accepted += len(tokens) - 1
+            self.take(chunk.sequence, tokens)
+        self.copies += len(plan.copies)
+        scheduler.check()
+        size = scheduler.blocks.size
+        assert all(s.published == s.computed // size for s in scheduler.running), "full blocks nobody finds"
         return plan.chunks
+
+    def draw(self, chunk: Chunk) -> list[int]:
+        """The next token; and those after it, as far as the draft has them right."""
+        tokens = self.read(chunk)
+        drawn = [speak(tokens)]
+        for guess in chunk.sequence.draft[: chunk.draft]:
+            if guess != drawn[-1] or len(tokens) + len(drawn) >= self.limits[chunk.sequence] or guess == self.stop:
+                break
+            drawn.append(speak(tokens + drawn))
+        return drawn
+
+    def take(self, sequence: Sequence, tokens: list[int]) -> None:
+        sequence.tokens += tokens
+        sequence.draft = []
+        if tokens[-1] == self.stop or len(sequence.tokens) >= self.limits[sequence]:
+            self.scheduler.remove(sequence)
+
+    def guess(self, choice: random.Random) -> None:
+        """Drafts for some of those who talk: right up to somewhere, or to the end."""
+        for sequence in self.scheduler.running:
+            if sequence.behind == 1 and choice.random() < 0.3:
+                tokens = list(sequence.tokens)
+                for _ in range(choice.randint(1, 5)):
+                    tokens.append(speak(tokens) if choice.random() < 0.8 else 10)
+                sequence.draft = tokens[len(sequence.tokens) :]
+
+    def fork_some(self, choice: random.Random) -> None:
+        """Somebody who talks gets a twin, who must come to say the same; or takes the place of its twin."""
+        talking = [sequence for sequence in self.scheduler.running if sequence.behind == 1 and sequence.computed]
+        if not talking or choice.random() > 0.2:
+            return
+        parent = choice.choice(talking)
+        others = [other for other in talking if other is not parent and self.start_of[other] == self.start_of[parent]]
+        if others and choice.random() < 0.5:
+            other = choice.choice(others)
+            other.tokens, self.limits[other] = list(parent.tokens), self.limits[parent]
+            other.draft = []
+            self.scheduler.follow(other, parent)
+            return
+        twin = Sequence(list(parent.tokens), parent.owner, parent.priority)
+        self.limits[twin], self.start_of[twin] = self.limits[parent], self.start_of[parent]
+        self.order.append(twin)
+        self.stood_back.add(twin)
+        self.scheduler.fork(parent, twin)
+        self.forks += 1
+
+    def copy(self, source: int, target: int) -> None:
+        size = self.scheduler.blocks.size
+        for offset in range(size):
+            if source * size + offset in self.cache:
+                self.cache[target * size + offset] = self.cache[source * size + offset]
 
     def run(self) -> None:
         while self.scheduler.running or self.scheduler.waiting:
@@ -94,9 +153,10 @@ class Play:
 
     def check_plan(self, chunks: list[Chunk]) -> None:
         scheduler = self.scheduler
-        assert sum(chunk.count for chunk in chunks) <= scheduler.token_budget
+        assert sum(chunk.count + chunk.draft for chunk in chunks) <= scheduler.token_budget
         assert len({chunk.sequence for chunk in chunks}) == len(chunks) <= scheduler.sequence_budget
-        assert all(0 < chunk.count <= scheduler.chunk for chunk in chunks)
+        assert all(0 < chunk.count and chunk.count + chunk.draft <= scheduler.chunk for chunk in chunks)
+        assert all(chunk.draft <= len(chunk.sequence.draft) and (chunk.last or not chunk.draft) for chunk in chunks)
         assert all(chunk.sequence in scheduler.running for chunk in chunks)
         assert all(chunk.last == (chunk.count == chunk.sequence.behind) for chunk in chunks)
         running, waiting = list(scheduler.running), list(scheduler.waiting)
@@ -114,8 +174,11 @@ class Play:
 
     def write(self, chunk: Chunk) -> None:
         sequence = chunk.sequence
-        for position in range(sequence.computed, sequence.computed + chunk.count):
-            self.cache[self.slot(sequence, position)] = tuple(sequence.tokens[: position + 1])
+        tokens = sequence.tokens + sequence.draft
+        for position in range(sequence.computed, sequence.computed + chunk.count + chunk.draft):
+            block = sequence.blocks[position // self.scheduler.blocks.size]
+            assert self.scheduler.blocks.holders[block] == 1, "written to a block that others hold"
+            self.cache[self.slot(sequence, position)] = tuple(tokens[: position + 1])
 
     def read(self, chunk: Chunk) -> list[int]:
         sequence = chunk.sequence
@@ -136,6 +199,9 @@ class Totals:
     mixed: int = 0  # steps that mixed prompts with talk
     yielded: int = 0  # sequences that gave up their place to somebody more urgent, or of another owner
     held: int = 0
+    accepted: int = 0  # tokens of drafts
+    forks: int = 0
+    copies: int = 0  # of blocks that two held
 
     def __add__(self, other: "Totals") -> "Totals":
         return Totals(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
@@ -186,17 +252,28 @@ def fuzz(seed: int) -> Totals:
             totals.expired += 1
         present = [*scheduler.running, *scheduler.waiting]
         assert all(sequence.deadline > now for sequence in present), "computed after its deadline"
+        play.guess(choice)
+        play.fork_some(choice)
         before = set(scheduler.running)
+        present = [*scheduler.running, *scheduler.waiting]
         chunks = play.step()
         assert chunks or not present, "no progress"
         totals.mixed += len({chunk.count > 1 for chunk in chunks}) > 1
         totals.yielded += len(before & set(scheduler.waiting))
-    for prompt, sequence in zip(prompts, play.order, strict=True):
+    for sequence in play.order:
+        prompt = play.start_of[sequence]
         assert sequence in gone or sequence.tokens == alone(prompt, play.limits[sequence])
-        assert sequence.cached < len(prompt)
+        assert sequence.cached < play.limits[sequence]
         assert not sequence.blocks
     assert not scheduler.blocks.used
-    return replace(totals, preemptions=play.preemptions, cached=play.cached)
+    return replace(
+        totals,
+        preemptions=play.preemptions,
+        cached=play.cached,
+        accepted=play.accepted,
+        forks=play.forks,
+        copies=play.copies,
+    )
 
 
 @pytest.mark.parametrize("part", range(10))

@@ -12,11 +12,13 @@ from hashlib import blake2b
 
 Key = bytes
 ROOT: Key = b""
+Copy = tuple[int, int]  # the contents of a block, to another
 
 
-def root(adapter: int) -> Key:
-    """What the first block of a sequence follows: what different adapters compute of the same tokens differs."""
-    return array("q", (adapter,)).tobytes() if adapter else ROOT
+def root(adapter: int, salt: str = "") -> Key:
+    """What the first block of a sequence follows: what different adapters compute of the same tokens differs, and who
+    gives a `salt` shares with nobody who doesn't know it."""
+    return array("q", (adapter,)).tobytes() + salt.encode() if adapter or salt else ROOT
 
 
 def chain(parent: Key, tokens: Sequence[int]) -> Key:
@@ -51,11 +53,7 @@ class Blocks:
             return True
         if missing + spare > len(self.free):
             return False
-        for _ in range(missing):
-            block, _ = self.free.popitem(last=False)
-            self._unname(block)
-            self.holders[block] = 1
-            held.append(block)
+        held += (self._take() for _ in range(missing))
         return True
 
     def share(self, held: list[int], keys: Iterable[Key], first: int) -> int:
@@ -76,6 +74,23 @@ class Blocks:
                 held.append(block)
             shared += 1
         return shared
+
+    def fork(self, held: Sequence[int]) -> list[int]:
+        """Hold the same blocks once more.  Who wants to write to one of them makes it its own first."""
+        for block in held:
+            self._hold(block)
+        return list(held)
+
+    def is_shared(self, held: Sequence[int], index: int) -> bool:
+        """Whether others hold the block at `index`, if there is one."""
+        return index < len(held) and self.holders[held[index]] > 1
+
+    def own(self, held: list[int], index: int) -> Copy:
+        """Hold a block of one's own in place of a shared one, whose contents are to be copied; one must be free."""
+        shared = held[index]
+        held[index] = self._take()
+        self._drop(shared)
+        return shared, held[index]
 
     def publish(self, block: int, key: Key) -> None:
         """Let others find a block that is full and computed.  The first of equal blocks keeps the name."""
@@ -102,6 +117,12 @@ class Blocks:
         assert len(self.free) == held.count(0), "a block is neither free nor held"
         assert not any(held[block] for block in self.free), "a block is both free and held"
         assert len(self.key_of) == len(self.block_of), "a block has two names, or a name two blocks"
+
+    def _take(self) -> int:
+        block, _ = self.free.popitem(last=False)
+        self._unname(block)
+        self.holders[block] = 1
+        return block
 
     def _hold(self, block: int) -> None:
         self.free.pop(block, None)

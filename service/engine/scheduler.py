@@ -17,17 +17,23 @@ waits at the head of its line.  The first in rank can take everybody else's: it 
 To let somebody in, a running sequence gives up its place in two cases only: it has lower priority, or its owner runs
 several while the other's owner runs none.
 
+Sequences that have the same beginning can be forked: they share its blocks, the last and half full one too, until one
+of them writes to it, which then gets a copy (copy on write).
+
+A talking sequence may bring a draft: tokens that will perhaps be its next.  What is left of the budget, and of the
+blocks, goes to computing some of them in the same step.
+
 One whose reader has fallen behind is held: it has neither blocks nor a place in line until it is resumed, so it is in
 nobody's way.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from math import inf
 from operator import attrgetter
 
-from service.engine.blocks import Blocks, Key, chain, root
+from service.engine.blocks import Blocks, Copy, Key, chain, root
 from service.engine.queue import Deadlines, Queue
 
 
@@ -40,6 +46,9 @@ class Sequence:
     priority: int = 0
     deadline: float = inf
     adapter: int = 0  # what is computed with another finds none of its blocks
+    salt: str = ""  # the same
+    scored: int = 0  # leading tokens whose own logits are wanted: they are computed, whatever is stored
+    draft: list[int] = field(default_factory=list)  # what may come next
     computed: int = 0  # tokens whose keys and values are in the cache
     blocks: list[int] = field(default_factory=list)
     keys: list[Key] = field(default_factory=list)  # names of its full blocks, as far as anybody asked
@@ -55,20 +64,22 @@ class Sequence:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """The next `count` tokens of a sequence; `last` when it has caught up after them."""
+    """The next `count` tokens of a sequence; `last` when it has caught up after them, and the first `draft` of its."""
 
     sequence: Sequence
     count: int
     last: bool
+    draft: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: its chunks, and what making room and looking for stored prefixes came to."""
+    """One step: blocks to copy before it, its chunks, and what making room and looking for stored prefixes came to."""
 
     chunks: list[Chunk]
     preemptions: int
     cached_tokens: int
+    copies: list[Copy]
 
 
 class Scheduler:
@@ -85,6 +96,7 @@ class Scheduler:
         self._deadlines: Deadlines[Sequence] = Deadlines()
         self._arrivals = count()
         self._preemptions = self._cached = 0  # since the last plan
+        self._copies: list[Copy] = []
 
     def add(self, sequence: Sequence) -> None:
         sequence.rank = -sequence.priority, next(self._arrivals)
@@ -112,34 +124,63 @@ class Scheduler:
         """Those whose deadline has passed, for the caller to remove."""
         return self._deadlines.passed(now)
 
+    def fork(self, parent: Sequence, child: Sequence) -> None:
+        """Let in a sequence that begins as another has: what that has computed is its own, too.
+
+        Where there is no place for it now, it waits in line.
+        """
+        if parent not in self.running or len(self.running) >= self.sequence_budget:
+            self.add(child)
+            return
+        child.rank = -child.priority, next(self._arrivals)
+        self._deadlines.add(child, child.deadline)
+        self._owners[child.owner] += 1
+        self.running[child] = None
+        self._sort()
+        self.follow(child, parent)
+
+    def follow(self, sequence: Sequence, other: Sequence) -> None:
+        """Go on from where `other` is, instead of from where it is itself; both run."""
+        computed = other.computed
+        kept = self.blocks.fork(other.blocks[: -(-computed // self.blocks.size)])
+        self.blocks.release(sequence.blocks)
+        sequence.blocks, sequence.computed = kept, computed
+        sequence.keys, sequence.published = list(other.keys), other.published
+        sequence.cached = other.cached
+
     def schedule(self) -> Plan:
         """The next step.  Not empty while anybody waits or runs."""
         self._preemptions = self._cached = 0
+        self._copies = []
         self._admit()
         chunks: list[Chunk] = []
         behind: list[Sequence] = []
         for sequence in list(self.running):
-            if sequence not in self.running:
+            if sequence not in self.running or not self._make_room(sequence):
                 continue  # one before it took its room in this loop; nobody in `chunks` or `behind` is after it
             if sequence.behind > 1:
                 behind.append(sequence)
-            elif len(chunks) < self.token_budget and self._make_room(sequence):
+            elif len(chunks) < self.token_budget:
                 chunks.append(Chunk(sequence, 1, last=True))
-        self._catch_up(behind, self.token_budget - len(chunks), chunks)
-        return Plan(chunks, self._preemptions, self._cached)
+        left = self._catch_up(behind, self.token_budget - len(chunks), chunks)
+        self._try_drafts(chunks, left)
+        return Plan(chunks, self._preemptions, self._cached, self._copies)
 
     def commit(self, chunks: list[Chunk]) -> None:
-        """Book what was computed, and let others find the blocks that are full now."""
+        """Book what was computed, drafts apart, and let others find the blocks that are full now."""
         for chunk in chunks:
-            sequence = chunk.sequence
-            sequence.computed += chunk.count
-            self.waiting.charge(sequence.owner, chunk.count)
-            full = sequence.computed // self.blocks.size
-            if full > sequence.published:
-                self._name(sequence, full)
-                for index in range(sequence.published, full):
-                    self.blocks.publish(sequence.blocks[index], sequence.keys[index])
-                sequence.published = full
+            self.waiting.charge(chunk.sequence.owner, chunk.count + chunk.draft)
+            self.advance(chunk.sequence, chunk.count)
+
+    def advance(self, sequence: Sequence, count: int) -> None:
+        """So many more of its tokens are computed."""
+        sequence.computed += count
+        full = sequence.computed // self.blocks.size
+        if full > sequence.published:
+            self._name(sequence, full)
+            for index in range(sequence.published, full):
+                self.blocks.publish(sequence.blocks[index], sequence.keys[index])
+            sequence.published = full
 
     def check(self) -> None:
         """Assert that no block is leaked, lost or held twice, and nobody is kept who has left."""
@@ -150,12 +191,22 @@ class Scheduler:
         assert len(self._deadlines) <= present, "a deadline outlives its sequence"
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Room for one more token, at the cost of the last in rank if need be; no, if that is the sequence itself."""
-        while not self.blocks.grow(sequence.blocks, len(sequence.tokens)):
+        """Room to write what comes next, at the cost of the last in rank if need be; no, if that is the sequence itself."""
+        while not (self.blocks.grow(sequence.blocks, len(sequence.tokens)) and self._own(sequence)):
             last = next(reversed(self.running))
             self._preempt(last)
             if last is sequence:
                 return False
+        return True
+
+    def _own(self, sequence: Sequence) -> bool:
+        """Whether the block that is written next is nobody else's, by now."""
+        index = sequence.computed // self.blocks.size
+        if not self.blocks.is_shared(sequence.blocks, index):
+            return True
+        if not self.blocks.free:
+            return False
+        self._copies.append(self.blocks.own(sequence.blocks, index))
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
@@ -190,7 +241,10 @@ class Scheduler:
             self.running[sequence] = None
             self._owners[sequence.owner] += 1
         if (len(self.running), self._preemptions) != before:
-            self.running = dict.fromkeys(sorted(self.running, key=attrgetter("rank")))
+            self._sort()
+
+    def _sort(self) -> None:
+        self.running = dict.fromkeys(sorted(self.running, key=attrgetter("rank")))
 
     def _find_place(self, sequence: Sequence) -> bool:
         """Room for all its tokens, and a block for everyone who runs to grow into."""
@@ -221,18 +275,27 @@ class Scheduler:
         theirs = (runs for runs in self.running if runs.owner == owner and runs.priority == sequence.priority)
         return max(theirs, key=attrgetter("rank"))
 
-    def _catch_up(self, behind: list[Sequence], budget: int, chunks: list[Chunk]) -> None:
-        if not behind:
-            return
-        oldest, *others = behind
+    def _catch_up(self, behind: list[Sequence], budget: int, chunks: list[Chunk]) -> int:
+        """Returns what is left of the budget."""
+        oldest, others = behind[:1], behind[1:]
         others.sort(key=attrgetter("behind"))
-        for sequence in (oldest, *others):
+        for sequence in (*oldest, *others):
             if not budget:
-                return
+                break
             self._count(sequence, self._share(sequence))
             count = min(sequence.behind, self.chunk, budget)
             chunks.append(Chunk(sequence, count, last=count == sequence.behind))
             budget -= count
+        return budget
+
+    def _try_drafts(self, chunks: list[Chunk], budget: int) -> None:
+        """As many tokens of drafts as there is room for without taking any from others."""
+        for place, chunk in enumerate(chunks):
+            sequence = chunk.sequence
+            count = min(len(sequence.draft), budget, self.chunk - chunk.count) if chunk.last else 0
+            if count and self.blocks.grow(sequence.blocks, len(sequence.tokens) + count, spare=len(self.running)):
+                chunks[place] = replace(chunk, draft=count)
+                budget -= count
 
     def _share(self, sequence: Sequence) -> int:
         """Skip the blocks ahead that somebody has computed; return how many tokens those are.
@@ -242,7 +305,7 @@ class Scheduler:
         size = self.blocks.size
         first, rest = divmod(sequence.computed, size)
         most = (len(sequence.tokens) - 1) // size
-        if rest or first >= most:
+        if rest or first >= most or sequence.computed < sequence.scored:
             return 0
         self._name(sequence, most)
         shared = self.blocks.share(sequence.blocks, sequence.keys[first:most], first)
@@ -259,4 +322,4 @@ class Scheduler:
         """Extend the names of the sequence's blocks to the first `full`."""
         size, keys = self.blocks.size, sequence.keys
         for start in range(len(keys) * size, full * size, size):
-            keys.append(chain(keys[-1] if keys else root(sequence.adapter), sequence.tokens[start : start + size]))
+            keys.append(chain(keys[-1] if keys else root(sequence.adapter, sequence.salt), sequence.tokens[start : start + size]))
