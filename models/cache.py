@@ -45,6 +45,12 @@ class PagedCache:
         for storage, new in ((self.keys[layer], key), (self.values[layer], value)):
             storage.view(-1, self.width).index_copy_(0, places, new.reshape(-1, self.width))
 
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Of each pair the first block to the second, in all layers, one after the other."""
+        for storage in (*self.keys, *self.values):
+            for source, target in blocks:
+                storage[target] = storage[source]
+
     def clear(self, blocks: Sequence[int]) -> None:
         """Zero whole blocks in all layers."""
         for storage in (*self.keys, *self.values):

@@ -5,6 +5,7 @@ executor owns the network and the memory of the cache.  Whoever calls `step` lea
 a key or a value.
 """
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Protocol
@@ -64,6 +65,9 @@ class Executor(Protocol):
         Every row's keys and values are stored in the cache on the way.  An answer does not depend on what else is in
         the step (to its precision; to the bit where the network was made so, see models.invariant).
         """
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        """Copy whole cache blocks, one after the other: what the first of each pair holds, to the second."""
 
     def attach(self, adapter: Lora) -> int:
         """Keep an adapter beside the network; from now on sequences may have it, by this number, never given again.

@@ -5,6 +5,7 @@ included (0 * NaN is NaN), so blocks with such a key or value are remembered, an
 anew.
 """
 
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from itertools import pairwise
@@ -83,6 +84,11 @@ class TorchExecutor:
         finite = None if view is None else view.cache.finite(view.places)
         out = states if self.head is None else self.head(states)
         return out.float(), finite
+
+    @torch.inference_mode()
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        if self.cache is not None:
+            self.cache.copy(blocks)
 
     def attach(self, adapter: Lora) -> int:
         if adapter.keys() - set(self._names.values()):

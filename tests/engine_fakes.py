@@ -62,8 +62,8 @@ class FakeGenerator:
             assert len(table) == -(-(rows.positions[end - 1] + 1) // self.block_size)
             for row in range(start, end):
                 self.cache[self.slot(table, rows.positions[row])] = rows.positions[row], rows.tokens[row]
-            if end - 1 in rows.wanted:
-                wanted.append(self.answer(table, rows.positions[end - 1] + 1))
+            asked = [row for row in rows.wanted if start <= row < end]
+            wanted += [self.answer(table, rows.positions[row] + 1) for row in asked]
         return torch.tensor(wanted).view(len(wanted), WORDS)
 
     def answer(self, table: list[int], length: int) -> list[float]:
@@ -71,6 +71,14 @@ class FakeGenerator:
         assert [position for position, _ in entries] == list(range(length)), "foreign block"
         tokens = [token for _, token in entries]
         return [float("nan")] * WORDS if tokens[-1] in self.poison else logits_after(tokens)
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        size = self.block_size
+        for source, target in blocks:
+            for offset in range(size):
+                self.cache.pop(target * size + offset, None)
+                if source * size + offset in self.cache:
+                    self.cache[target * size + offset] = self.cache[source * size + offset]
 
     def slot(self, table: list[int], position: int) -> int:
         return table[position // self.block_size] * self.block_size + position % self.block_size

@@ -8,6 +8,7 @@ import json
 import os
 import time
 from collections import Counter
+from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -96,6 +97,9 @@ class Faulty:
     @property
     def likeliest(self) -> None:
         """Unknown, of logits that may be spoiled here."""
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        self.executor.copy(blocks)
 
     def attach(self, adapter: Lora) -> int:
         return self.executor.attach(adapter)

@@ -155,7 +155,7 @@ class Play:
         scheduler = self.scheduler
         assert sum(chunk.count + chunk.draft for chunk in chunks) <= scheduler.token_budget
         assert len({chunk.sequence for chunk in chunks}) == len(chunks) <= scheduler.sequence_budget
-        assert all(0 < chunk.count and chunk.count + chunk.draft <= scheduler.chunk for chunk in chunks)
+        assert all(chunk.count > 0 and chunk.count + chunk.draft <= scheduler.chunk for chunk in chunks)
         assert all(chunk.draft <= len(chunk.sequence.draft) and (chunk.last or not chunk.draft) for chunk in chunks)
         assert all(chunk.sequence in scheduler.running for chunk in chunks)
         assert all(chunk.last == (chunk.count == chunk.sequence.behind) for chunk in chunks)

@@ -64,14 +64,14 @@ def test_it_ends_at_a_stop_token_that_is_counted_but_not_said() -> None:
     (ticket,) = ask(worker, generate([1, 2, 3], 50, stop_tokens=stop))
     finish(worker)
     assert ticket.tokens == wanted
-    assert ticket.events[-1] == Done("stop", 3, len(wanted) + 1, 0)
+    assert ticket.events[-1] == Done("stop", 3, len(wanted) + 1, 0, said[3])
 
 
 def test_a_first_token_that_stops_is_a_whole_answer() -> None:
     worker = generator(FakeGenerator())
     (ticket,) = ask(worker, generate([1, 2, 3], 5, stop_tokens=frozenset(greedy([1, 2, 3], 1))))
     finish(worker)
-    assert ticket.events == [Done("stop", 3, 1, 0)]
+    assert ticket.events == [Done("stop", 3, 1, 0, *greedy([1, 2, 3], 1))]
 
 
 def test_a_batch_is_answered_as_its_requests_alone() -> None:

@@ -5,7 +5,7 @@ block held before is never multiplied, so nothing is ever cleared.
 """
 
 import ctypes
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
 from itertools import accumulate, chain, pairwise
@@ -22,7 +22,7 @@ from models.lora import Lora
 from models.native import library as native
 from models.native.lora import PackedLora
 from models.native.memory import mapped
-from models.native.plan import BLOCK, Held, Packed, Precision, fill, unfit
+from models.native.plan import BLOCK, RUN, Held, Packed, Precision, fill, unfit
 from models.transformer import Transformer
 
 
@@ -57,8 +57,15 @@ class NativeExecutor:
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width
         self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
-        self._cache = [mapped(self._library.polyhead_cache_bytes(self._model, values)) for values in range(2)]
+        sizes = [self._library.polyhead_cache_bytes(self._model, values) for values in range(2)]
+        self._cache = [mapped(size) for size in sizes]
         self._library.polyhead_give_cache(self._model, *(kept.ctypes.data for kept in self._cache))
+        runs = -(-block_count // RUN)  # as the step lays blocks out: all layers of a run before the next run
+        self._runs = [
+            kept[:size].reshape(runs, network.config.depth, RUN, -1)
+            for kept, size in zip(self._cache, sizes, strict=True)
+            if size
+        ]
         self._generates = head is not None
         self._stride = self._packed.plan.head.outputs if self._generates else self._width
         self._out = torch.empty(0)
@@ -109,6 +116,11 @@ class NativeExecutor:
         if self.block_count and spoiled.any():
             self._poisoned |= self._blocks(rows, np.flatnonzero(spoiled).tolist())
         return out[:, : self._vocabulary] if self._generates else out
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        for runs in self._runs:
+            for source, target in blocks:
+                runs[target // RUN, :, target % RUN] = runs[source // RUN, :, source % RUN]
 
     def attach(self, adapter: Lora) -> int:
         self._attached += 1

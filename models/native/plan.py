@@ -32,6 +32,7 @@ NORMS = {"layer": 0, "rms": 1}
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
 COLUMNS, HALF, GROUP = 32, 16, 64  # as in src/gemm.hpp
 BLOCK = 16  # tokens, as in src/attention.hpp
+RUN = 16  # blocks, as in src/step.cpp
 
 Array = NDArray[Any]
 Held = Callable[[nn.Module], AbstractContextManager[object]]  # inside it a part of the network has its numbers

@@ -6,10 +6,9 @@ of it is computed, so a step that raises is computed again in halves (`trials`),
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass, field
-from random import Random
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Literal
 
@@ -18,32 +17,19 @@ from torch import Tensor
 
 from models.executor import Executor, Rows
 from models.lora import Lora
-from service.engine.blocks import Blocks
-from service.engine.sampler import Scored, finite, sample, score
+from service.engine.beams import Beam, Turn
+from service.engine.blocks import Blocks, Copy
+from service.engine.drawing import Masking, Slice, draw, draws, guided, lay_out, prompt_scores, slices_of, turn
+from service.engine.sampler import Scored, finite
 from service.engine.scheduler import Chunk, Plan, Scheduler, Sequence
+from service.engine.talk import Talk
 from service.engine.trials import Trials
 from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket, too_late
-from service.errors import BadRequest, StepFailed
-from service.request import Done, Failed, Generate, Request, Sampling, Task, Token
+from service.errors import BadRequest, PolyheadError, StepFailed
+from service.request import Done, Failed, Generate, Prompted, Request, Sampling, Task, Token
 
-NOTHING = Plan([], 0, 0)
-
-
-@dataclass(eq=False, slots=True)
-class Talk:
-    """A request and how far it has come."""
-
-    ticket: Ticket
-    request: Generate
-    sequence: Sequence
-    random: Random
-    uniform: float  # what its next token is drawn with: one number a token, however often a step is tried
-    started: bool = False
-    spoke: float = 0.0  # when its last token was drawn
-
-    @property
-    def completed(self) -> int:
-        return len(self.sequence.tokens) - len(self.request.tokens)
+NOTHING = Plan([], 0, 0, [])
+UNSCORED: Scored = (0.0, ())
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +67,11 @@ class Generator:
         )
         self._talks: dict[Sequence, Talk] = {}
         self._by_ticket: dict[Ticket, Talk] = {}
+        self._leaders: dict[str, Talk] = {}  # of groups, until the prompt is computed
         self._plan = NOTHING  # of the step in progress
+        self._copies: list[Copy] = []  # to be made before anything is computed
+        self._masking = Masking()
+        self._words = 0  # of the vocabulary, once logits were seen
         self._trials: Trials[Chunk] = Trials()
         self._adapters: set[int] = set()
 
@@ -97,16 +87,21 @@ class Generator:
     def refuse(self, request: Request) -> None:
         assert isinstance(request, Generate)
         prompt, most = len(request.tokens), request.max_tokens
+        width = request.beams.width if request.beams is not None else 1
         if not prompt:
             raise BadRequest("the prompt has no tokens", param="prompt")
-        if most < 1:
+        if most < (request.prompt_logprobs < 0):
             raise BadRequest(f"max_tokens must be at least 1, not {most}", param="max_tokens")
-        if prompt + most > self.capacity:
+        if width * (prompt + most) > self.capacity:
+            times = f"{width} times " if width > 1 else ""
             raise BadRequest(
-                f"{prompt} prompt tokens and max_tokens {most} make {prompt + most}, "
+                f"{prompt} prompt tokens and max_tokens {most} make {times}{prompt + most}, "
                 f"more than the {self.capacity} tokens the cache of {self.model!r} holds",
                 param="max_tokens",
             )
+        if width > self._scheduler.sequence_budget:
+            most = self._scheduler.sequence_budget
+            raise BadRequest(f"best_of: {self.model!r} searches at most {most} wide, got {width}", param="best_of")
 
     def attach(self, lora: Lora) -> int:
         """Lay an adapter beside the network: requests name it by this number, never given again.
@@ -130,16 +125,26 @@ class Generator:
     def submit(self, ticket: Ticket) -> None:
         request = ticket.request
         assert isinstance(request, Generate)
-        terms = request.terms
-        sequence = Sequence(list(request.tokens), terms.owner, terms.priority, terms.deadline, request.adapter)
-        numbers = Random(request.sampling.seed)
-        talk = Talk(ticket, request, sequence, numbers, numbers.random())
-        self._talks[sequence] = self._by_ticket[ticket] = talk
-        self._scheduler.add(sequence)
+        talk = leader = self._leaders.get(request.group)
+        if talk is None or talk.search is None:
+            talk = Talk.of(ticket)
+        if leader is None:
+            self._lead(talk)
+        elif leader is talk:
+            leader.tickets.append(ticket)
+        else:
+            leader.followers.append(talk)
+        self._by_ticket[ticket] = talk
 
     def abort(self, ticket: Ticket) -> None:
-        talk = self._by_ticket.get(ticket)
-        if talk is not None:
+        talk = self._by_ticket.pop(ticket, None)
+        if talk is None:
+            return
+        talk.tickets[talk.tickets.index(ticket)] = None
+        leader = self._leaders.get(talk.request.group)
+        if leader is not None and talk in leader.followers:
+            leader.followers.remove(talk)
+        elif not any(talk.tickets):
             self._remove(talk)
 
     def hold(self, ticket: Ticket) -> None:
@@ -153,44 +158,62 @@ class Generator:
             self._scheduler.resume(talk.sequence)
 
     def expire(self, now: float) -> list[Answer]:
-        late = [self._talks[sequence] for sequence in self._scheduler.expired(now)]
-        for talk in late:
-            self._remove(talk)
-        return [(talk.ticket, Failed(too_late(talk.ticket, now))) for talk in late]
+        answers: list[Answer] = []
+        for sequence in self._scheduler.expired(now):
+            if sequence in self._talks:  # and not ended with another of its talk's
+                talk = self._talks[sequence]
+                answers += [(ticket, Failed(too_late(ticket, now))) for ticket in talk.tickets if ticket]
+                self._remove(talk)
+        return answers
 
     def step(self) -> Step:
         plan = self._next_plan()
-        rows = lay_out(plan.chunks, self._blocks.size)
-        caught_up = [self._talks[chunk.sequence] for chunk in plan.chunks if chunk.last]
+        slices = slices_of(plan.chunks, self._talks)
+        rows = lay_out(slices, self._blocks.size)
         began = perf_counter()
         with torch.inference_mode():
-            logits = self._executor.step(rows)  # [M, V], of those that have caught up
+            if self._copies:
+                self._executor.copy(self._copies)
+                self._copies = []
+            self._masking.start(guided(slices), self._words)
+            logits = self._executor.step(rows)  # [M, V]
+            self._words = logits.size(1)
             likeliest = self._executor.likeliest
             whole = finite(logits) if likeliest is None else [token >= 0 for token in likeliest]
-            spoiled = self._spoiled(rows, caught_up, whole)
+            spoiled = self._spoiled(rows, slices, whole)
+            good = [each for each in slices if each.talk not in spoiled]
             computed = perf_counter()
-            good = [talk for talk in caught_up if talk not in spoiled]
-            if len(good) < len(caught_up):
-                logits, likeliest = logits[[talk not in spoiled for talk in caught_up]], None
-            drawn = draw(logits, good, likeliest)
+            masks = self._masking.ready(self._words)
+            drawing = draws(good, masks)
+            drawn = draw(logits, drawing, likeliest, masks)
+            scores = [prompt_scores(each, logits) for each in good]
+            turns = self._turns(good, logits)
         ended = perf_counter()
         padding = self._executor.padding(rows)
         # Nothing above has changed what anybody holds: whatever raises there, the step can be tried again.
         times = self._started(began)
         answers = self._book(spoiled)
-        for talk, token, scored in drawn:
-            answers += self._speak(talk, token, scored, times)
+        for each, scored in zip(good, scores, strict=True):
+            answers += self._caught_up(each, scored)
+        said: dict[Talk, list[tuple[int, Scored]]] = {}
+        for one, token in zip(drawing, drawn, strict=True):
+            said.setdefault(one.talk, []).append(token)
+        for talk, tokens in said.items():
+            answers += self._say(talk, tokens, times)
+        for talk, known, turned in turns:
+            answers += self._search(talk, known, turned, times)
+        for talk, error in masks.failed.items():
+            answers += self._give_up(talk, error)
         return Step(answers, self._report(plan, padding, (computed - began, ended - computed), times))
 
     def fail(self) -> list[Answer]:
         """Ends the request that spoiled the step, once it stands alone; all, if it is not known whose step it was."""
         chunks = self._plan.chunks
         guilty = self._trials.failed(chunks)
-        blamed = [self._talks[chunk.sequence] for chunk in guilty] if chunks else list(self._talks.values())
+        sequences = [chunk.sequence for chunk in guilty] if chunks else list(self._talks)
+        blamed = dict.fromkeys(self._talks[sequence] for sequence in sequences)
         error = StepFailed("the step that computed this request failed")
-        for talk in blamed:
-            self._remove(talk)
-        return [(talk.ticket, Failed(error)) for talk in blamed]
+        return [answer for talk in blamed for answer in self._give_up(talk, error)]
 
     def prove(self) -> None:
         self._prove(0)
@@ -221,15 +244,23 @@ class Generator:
             breathe()
         self._blocks.forget(range(self._blocks.count))
 
+    def _lead(self, talk: Talk) -> None:
+        """In line, and those of its group after it."""
+        if talk.request.group:
+            self._leaders[talk.request.group] = talk
+        self._talks[talk.sequence] = talk
+        self._scheduler.add(talk.sequence)
+
     def _next_plan(self) -> Plan:
         """What is left of a step that failed, or else the next."""
         self._plan = NOTHING
         while self._trials:
             chunks = [chunk for chunk in self._trials.next() if chunk.sequence in self._scheduler.running]
             if chunks:
-                self._plan = Plan(chunks, 0, 0)
+                self._plan = replace(NOTHING, chunks=chunks)
                 return self._plan
         self._plan = self._scheduler.schedule()
+        self._copies += self._plan.copies
         return self._plan
 
     def _started(self, now: float) -> Times:
@@ -239,50 +270,191 @@ class Generator:
             talk = self._talks[chunk.sequence]
             if not talk.started:
                 talk.started = True
-                times.queue.append(now - talk.ticket.submitted)
+                times.queue.append(now - talk.submitted)
         return times
 
-    def _spoiled(self, rows: Rows, caught_up: Listing[Talk], whole: Listing[bool]) -> set[Talk]:
+    def _spoiled(self, rows: Rows, slices: Listing[Slice], whole: Listing[bool]) -> set[Talk]:
         """Those of whom logits, keys or values are no numbers."""
-        spoiled = {talk for talk, is_whole in zip(caught_up, whole, strict=True) if not is_whole}
-        if poisoned := self._executor.poisoned:
-            for chunk, table in zip(self._plan.chunks, rows.tables, strict=True):
-                if not poisoned.isdisjoint(table):
-                    spoiled.add(self._talks[chunk.sequence])
-        return spoiled
+        poisoned = self._executor.poisoned
+        return {
+            each.talk
+            for each, table in zip(slices, rows.tables, strict=True)
+            if not all(whole[each.first : each.first + each.count]) or not poisoned.isdisjoint(table)
+        }
 
     def _book(self, spoiled: set[Talk]) -> list[Answer]:
         """What was computed counts.  Who is spoiled ends, and what it stored is found no more."""
-        for talk in spoiled:
-            self._blocks.forget(talk.sequence.blocks)
-            self._remove(talk)
+        answers: list[Answer] = []
         chunks = self._plan.chunks
-        self._scheduler.commit([chunk for chunk in chunks if chunk.sequence in self._talks] if spoiled else chunks)
         error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
-        return [(talk.ticket, Failed(error)) for talk in spoiled]
+        for talk in spoiled:
+            for sequence in talk.sequences:
+                self._blocks.forget(sequence.blocks)
+            answers += self._give_up(talk, error)
+        self._scheduler.commit([chunk for chunk in chunks if chunk.sequence in self._talks] if spoiled else chunks)
+        return answers
+
+    def _caught_up(self, each: Slice, scores: Listing[Scored]) -> list[Answer]:
+        """The prompt is computed: it is scored, if that was asked for, and whoever waited for it goes on from there."""
+        talk, request = each.talk, each.talk.request
+        talk.scores += scores
+        if not each.chunk.last or talk.completed:
+            return []
+        answers: list[Answer] = []
+        if request.prompt_logprobs >= 0:
+            answers += [(ticket, Prompted(tuple(talk.scores))) for ticket in talk.tickets if ticket]
+        if self._leaders.get(request.group) is talk:
+            del self._leaders[request.group]
+        for follower in talk.followers:
+            follower.started = True
+            self._talks[follower.sequence] = follower
+            self._scheduler.fork(talk.sequence, follower.sequence)
+        if not request.max_tokens:
+            for one in (talk, *talk.followers):
+                answers += self._finish(one, Done("length", len(request.tokens), 0, talk.sequence.cached))
+        talk.followers = []
+        return answers
+
+    def _say(self, talk: Talk, drawn: Listing[tuple[int, Scored]], times: Times) -> list[Answer]:
+        """A token, and more of them as far as the draft before each was right, and what must follow."""
+        sequence, answers, right = talk.sequence, list[Answer](), 0
+        draft, sequence.draft = sequence.draft, []
+        for place, (token, scored) in enumerate(drawn):
+            answers += self._speak(talk, token, scored, times)
+            if sequence not in self._talks:
+                return answers
+            if place == len(drawn) - 1 or token != draft[place]:
+                break
+            right += 1
+        self._scheduler.advance(sequence, right)
+        return answers + self._leap(talk, times)
+
+    def _leap(self, talk: Talk, times: Times) -> list[Answer]:
+        """Where there is no choice nothing is drawn."""
+        answers: list[Answer] = []
+        if talk.walk is None or talk.request.logprobs >= 0:  # nobody computes what these would score
+            return answers
+        try:
+            forced = talk.walk.forced()
+        except PolyheadError as error:
+            return self._give_up(talk, error)
+        for token in forced:
+            answers += self._speak(talk, token, UNSCORED, times)
+            if talk.sequence not in self._talks:
+                break
+        return answers
 
     def _speak(self, talk: Talk, token: int, scored: Scored, times: Times) -> list[Answer]:
-        if token in talk.request.stop_tokens:
-            return [self._finish(talk, "stop", talk.completed + 1)]
+        request = talk.request
+        if token in request.stop_tokens:
+            return self._finish(talk, self._done(talk, "stop", talk.completed + 1, token))
         now = perf_counter()
         if talk.completed:
             times.inter_token.append(now - talk.spoke)
         else:
-            times.first_token.append(now - talk.ticket.submitted)
-        talk.spoke, talk.uniform = now, talk.random.random()
-        talk.sequence.tokens.append(token)
-        answers: list[Answer] = [(talk.ticket, Token(token, *scored, talk.sequence.cached))]
-        if talk.completed == talk.request.max_tokens:
-            answers.append(self._finish(talk, "length", talk.completed))
+            times.first_token.append(now - talk.submitted)
+        talk.spoke = now
+        try:
+            talk.say(token)
+        except PolyheadError as error:
+            return self._give_up(talk, error)
+        event = Token(token, *scored, talk.sequence.cached)
+        answers: list[Answer] = [(ticket, event) for ticket in talk.tickets if ticket]
+        if talk.walk is not None and talk.walk.ended:
+            answers += self._finish(talk, self._done(talk, "stop", talk.completed))
+        elif talk.completed == request.max_tokens:
+            answers += self._finish(talk, self._done(talk, "length", talk.completed))
         return answers
 
-    def _finish(self, talk: Talk, reason: Literal["stop", "length"], completed: int) -> Answer:
+    def _turns(self, good: Listing[Slice], logits: Tensor) -> list[tuple[Talk, dict[Sequence, Tensor], Turn | None]]:
+        """What the step says of each search: what comes after some beams; if after all, how it goes on."""
+        rows: dict[Talk, dict[Sequence, Tensor]] = {}
+        for each in good:
+            if each.talk.search is not None and each.chunk.last and each.talk.request.max_tokens:
+                rows.setdefault(each.talk, {})[each.chunk.sequence] = logits[each.last].clone()
+        return [(talk, known, turn(talk, known)) for talk, known in rows.items()]
+
+    def _search(self, talk: Talk, known: Mapping[Sequence, Tensor], turn: Turn | None, times: Times) -> list[Answer]:
+        search = talk.search
+        assert search is not None
+        for beam in search.beams:
+            beam.logits = known.get(beam.sequence, beam.logits)
+        if turn is None:
+            return []
+        search.answers = turn.answers
+        if turn.going:
+            self._fan(talk, turn)
+            return []
+        times.first_token.append(perf_counter() - talk.submitted)
+        answers: list[Answer] = []
+        for ticket, answer in zip(talk.tickets, turn.answers, strict=False):
+            if ticket:
+                scores = answer.scored or (UNSCORED,) * len(answer.tokens)
+                cached = search.beams[0].sequence.cached
+                answers += [(ticket, Token(id, *one, cached)) for id, one in zip(answer.tokens, scores, strict=True)]
+                reason: Literal["stop", "length"] = "length" if answer.stop < 0 else "stop"
+                count = len(answer.tokens) + (answer.stop >= 0)
+                answers.append((ticket, Done(reason, len(talk.request.tokens), count, cached, answer.stop)))
         self._remove(talk)
-        return talk.ticket, Done(reason, len(talk.request.tokens), completed, talk.sequence.cached)
+        return answers
+
+    def _fan(self, talk: Talk, turn: Turn) -> None:
+        """The next beams: the first after each goes on in its place, the others begin where it is."""
+        search = talk.search
+        assert search is not None
+        before, after = search.beams, list[Beam]()
+        kept = {choice.beam for choice, _ in turn.going}
+        spare = [beam.sequence for index, beam in enumerate(before) if index not in kept]
+        for choice, scored in turn.going:
+            parent = before[choice.beam].sequence
+            if choice.beam in kept:
+                kept.remove(choice.beam)
+                sequence = parent
+            elif spare:
+                sequence = spare.pop()
+                sequence.tokens = list(parent.tokens)
+                self._scheduler.follow(sequence, parent)
+            else:
+                sequence = Sequence(
+                    list(parent.tokens), parent.owner, parent.priority, parent.deadline, parent.adapter, parent.salt
+                )
+                self._talks[sequence] = talk
+                self._scheduler.fork(parent, sequence)
+            after.append(Beam(sequence, choice.score, scored))
+        for sequence in spare:
+            self._scheduler.remove(sequence)
+            del self._talks[sequence]
+        for beam, (choice, _) in zip(after, turn.going, strict=True):
+            beam.sequence.tokens.append(choice.token)
+        search.beams = after
+
+    def _done(self, talk: Talk, reason: Literal["stop", "length"], completed: int, token: int = -1) -> Done:
+        return Done(reason, len(talk.request.tokens), completed, talk.sequence.cached, token)
+
+    def _finish(self, talk: Talk, done: Done) -> list[Answer]:
+        tickets = talk.tickets
+        self._remove(talk)
+        return [(ticket, done) for ticket in tickets if ticket]
+
+    def _give_up(self, talk: Talk, error: PolyheadError) -> list[Answer]:
+        tickets = talk.tickets
+        self._remove(talk)
+        return [(ticket, Failed(error)) for ticket in tickets if ticket]
 
     def _remove(self, talk: Talk) -> None:
-        self._scheduler.remove(talk.sequence)
-        del self._talks[talk.sequence], self._by_ticket[talk.ticket]
+        """It is here no more.  Of those who waited for its prompt the first goes on with it."""
+        for sequence in talk.sequences:
+            self._scheduler.remove(sequence)
+            del self._talks[sequence]
+        for ticket in talk.tickets:
+            if ticket:
+                del self._by_ticket[ticket]
+        if self._leaders.get(talk.request.group) is talk:
+            del self._leaders[talk.request.group]
+        if talk.followers:
+            first, *others = talk.followers
+            first.followers = others
+            self._lead(first)
 
     def _running_of(self) -> Counter[int]:
         """How many run with each adapter."""
@@ -293,7 +465,7 @@ class Generator:
             model=self.model,
             task=self.task,
             sequences=len(plan.chunks),
-            tokens=sum(chunk.count for chunk in plan.chunks),
+            tokens=sum(chunk.count + chunk.draft for chunk in plan.chunks),
             padding=padding,
             forward_s=seconds[0],
             sample_s=seconds[1],
@@ -308,31 +480,3 @@ class Generator:
             first_token_s=times.first_token,
             inter_token_s=times.inter_token,
         )
-
-
-def lay_out(chunks: Listing[Chunk], block_size: int) -> Rows:
-    """The chunks end to end, as an executor wants them: logits are wanted where a sequence catches up."""
-    tokens: list[int] = []
-    positions: list[int] = []
-    starts, tables, wanted = [0], [], []
-    for chunk in chunks:
-        sequence = chunk.sequence
-        end = sequence.computed + chunk.count
-        tokens += sequence.tokens[sequence.computed : end]
-        positions += range(sequence.computed, end)
-        starts.append(end - sequence.computed + starts[-1])
-        tables.append(sequence.blocks[: -(-end // block_size)])
-        if chunk.last:
-            wanted.append(starts[-1] - 1)
-    adapters = [chunk.sequence.adapter for chunk in chunks]
-    return Rows(tokens, positions, starts, tables, wanted, adapters=adapters if any(adapters) else None)
-
-
-def draw(logits: Tensor, talks: Listing[Talk], likeliest: Listing[int] | None) -> list[tuple[Talk, int, Scored]]:
-    """The next token of each row of `logits` [N, V], and its log-probability where that was asked for."""
-    if not talks:
-        return []
-    samplings = [talk.request.sampling for talk in talks]
-    tokens = sample(logits, samplings, [talk.uniform for talk in talks], likeliest)
-    scores = score(logits, tokens, [talk.request.logprobs for talk in talks])
-    return list(zip(talks, tokens, scores, strict=True))

@@ -57,6 +57,10 @@ class Sequence:
     preempted: int = 0
     rank: tuple[int, int] = (0, 0)  # smaller goes first
 
+    def twin(self) -> "Sequence":
+        """Another with the same tokens, of which nothing is computed."""
+        return Sequence(list(self.tokens), self.owner, self.priority, self.deadline, self.adapter, self.salt)
+
     @property
     def behind(self) -> int:
         return len(self.tokens) - self.computed
@@ -140,23 +144,25 @@ class Scheduler:
         self.follow(child, parent)
 
     def follow(self, sequence: Sequence, other: Sequence) -> None:
-        """Go on from where `other` is, instead of from where it is itself; both run."""
+        """Go on from where `other` is, instead of from where it is itself.  Who doesn't run has nothing to share."""
+        sequence.keys = list(other.keys)
+        if sequence not in self.running:
+            return
         computed = other.computed
         kept = self.blocks.fork(other.blocks[: -(-computed // self.blocks.size)])
         self.blocks.release(sequence.blocks)
         sequence.blocks, sequence.computed = kept, computed
-        sequence.keys, sequence.published = list(other.keys), other.published
-        sequence.cached = other.cached
+        sequence.published, sequence.cached = other.published, other.cached
 
     def schedule(self) -> Plan:
-        """The next step.  Not empty while anybody waits or runs."""
+        """The next step.  Not empty while anybody waits or runs, save those that run and have caught up."""
         self._preemptions = self._cached = 0
         self._copies = []
         self._admit()
         chunks: list[Chunk] = []
         behind: list[Sequence] = []
         for sequence in list(self.running):
-            if sequence not in self.running or not self._make_room(sequence):
+            if sequence not in self.running or not sequence.behind or not self._make_room(sequence):
                 continue  # one before it took its room in this loop; nobody in `chunks` or `behind` is after it
             if sequence.behind > 1:
                 behind.append(sequence)
@@ -191,7 +197,7 @@ class Scheduler:
         assert len(self._deadlines) <= present, "a deadline outlives its sequence"
 
     def _make_room(self, sequence: Sequence) -> bool:
-        """Room to write what comes next, at the cost of the last in rank if need be; no, if that is the sequence itself."""
+        """Room for what comes next, at the cost of the last in rank if need be; no, if that is the sequence itself."""
         while not (self.blocks.grow(sequence.blocks, len(sequence.tokens)) and self._own(sequence)):
             last = next(reversed(self.running))
             self._preempt(last)
@@ -322,4 +328,8 @@ class Scheduler:
         """Extend the names of the sequence's blocks to the first `full`."""
         size, keys = self.blocks.size, sequence.keys
         for start in range(len(keys) * size, full * size, size):
-            keys.append(chain(keys[-1] if keys else root(sequence.adapter, sequence.salt), sequence.tokens[start : start + size]))
+            keys.append(
+                chain(
+                    keys[-1] if keys else root(sequence.adapter, sequence.salt), sequence.tokens[start : start + size]
+                )
+            )

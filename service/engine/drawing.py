@@ -1,0 +1,185 @@
+"""What comes next for everybody who has caught up: masks, shapes, chance and scores, for the whole batch at once.
+
+Knows logits and who talks; nothing of blocks or tickets.  The one idea: every token is drawn from one row of logits and
+what belongs to its talk alone, so a row may be asked several times (answers that begin together) and a talk may have
+several rows (a draft): what is drawn is the same.
+"""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from models.executor import Rows
+from service.engine.beams import Turn
+from service.engine.sampler import Scored, sample, score
+from service.engine.scheduler import Chunk
+from service.engine.scheduler import Sequence as Queued
+from service.engine.shaping import restrict, shape
+from service.engine.talk import Talk
+from service.errors import PolyheadError
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A chunk of a step, whose talk it is, and which rows of the logits are its: the last `count`, from `first` on."""
+
+    chunk: Chunk
+    talk: Talk
+    first: int
+    count: int
+
+    @property
+    def last(self) -> int:
+        """The row after the last token that is no draft."""
+        return self.first + self.count - 1 - self.chunk.draft
+
+
+def slices_of(chunks: Sequence[Chunk], talks: Mapping[Queued, Talk]) -> list[Slice]:
+    """Logits are wanted where a sequence catches up, after each token of its draft, and all over a prompt to score."""
+    slices, first = [], 0
+    for chunk in chunks:
+        sequence, count = chunk.sequence, 1 + chunk.draft if chunk.last else 0
+        if sequence.computed < sequence.scored:
+            count = chunk.count + chunk.draft
+        slices.append(Slice(chunk, talks[sequence], first, count))
+        first += count
+    return slices
+
+
+def lay_out(slices: Sequence[Slice], block_size: int) -> Rows:
+    """The chunks end to end, as an executor wants them."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    wanted: list[int] = []
+    starts, tables = [0], []
+    for each in slices:
+        chunk, sequence = each.chunk, each.chunk.sequence
+        known = sequence.computed + chunk.count
+        tokens += sequence.tokens[sequence.computed : known] + sequence.draft[: chunk.draft]
+        positions += range(sequence.computed, known + chunk.draft)
+        starts.append(len(tokens))
+        tables.append(sequence.blocks[: -(-(known + chunk.draft) // block_size)])
+        wanted += range(len(tokens) - each.count, len(tokens))
+    adapters = [each.chunk.sequence.adapter for each in slices]
+    return Rows(tokens, positions, starts, tables, wanted, adapters=adapters if any(adapters) else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """The token of `talk` that follows the tokens `ahead` of what it has said, by a row of logits."""
+
+    talk: Talk
+    row: int
+    ahead: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Which tokens may come next: a row of bits for each talk that has a say in it, and those who failed to."""
+
+    row_of: dict[Talk, int] = field(default_factory=dict)
+    words: NDArray[np.int32] = field(default_factory=lambda: np.empty((0, 0), np.int32))
+    failed: dict[Talk, PolyheadError] = field(default_factory=dict)
+
+
+class Masking:
+    """Fills masks on a thread of its own while the network computes."""
+
+    def __init__(self) -> None:
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="guides")
+        self._started: Future[Masks] | None = None
+        self._talks: list[Talk] = []
+
+    def start(self, talks: list[Talk], words: int) -> None:
+        """For a vocabulary of `words`; 0 where it is not known yet."""
+        self._talks = talks
+        self._started = self._thread.submit(masks, talks, words) if talks and words else None
+
+    def ready(self, words: int) -> Masks:
+        """Of the talks that it was started for."""
+        return masks(self._talks, words) if self._started is None else self._started.result()
+
+
+def masks(talks: Sequence[Talk], words: int) -> Masks:
+    made = Masks(words=np.zeros((len(talks), -(-words // 32)), np.int32))
+    for talk in talks:
+        assert talk.walk is not None
+        row = len(made.row_of)
+        try:
+            if talk.walk.fill(made.words[row]):
+                made.row_of[talk] = row
+        except PolyheadError as error:
+            made.words[row] = 0
+            made.failed[talk] = error
+    return made
+
+
+def guided(slices: Sequence[Slice]) -> list[Talk]:
+    """Those who will draw and have a say in what may come."""
+    return [talk for each in slices if each.chunk.last for talk in voices(each.talk) if talk.walk is not None]
+
+
+def voices(talk: Talk) -> list[Talk]:
+    """Who goes on from where `talk` is, if anybody draws."""
+    return [talk, *talk.followers] if talk.search is None and talk.request.max_tokens else []
+
+
+def draws(slices: Sequence[Slice], masks: Masks) -> list[Draw]:
+    return [
+        Draw(talk, each.last + ahead, tuple(each.chunk.sequence.draft[:ahead]))
+        for each in slices
+        if each.chunk.last
+        for talk in voices(each.talk)
+        if talk not in masks.failed
+        for ahead in range(each.chunk.draft + 1)
+    ]
+
+
+def prompt_scores(each: Slice, logits: Tensor) -> list[Scored]:
+    """Of those tokens of a prompt to score that follow the chunk's and have none yet."""
+    talk, sequence = each.talk, each.chunk.sequence
+    if sequence.computed >= sequence.scored:
+        return []
+    begin = max(sequence.computed, len(talk.scores))
+    rows = range(begin, min(sequence.computed + each.chunk.count, sequence.scored - 1))
+    first = each.first - sequence.computed
+    scored = logits[first + rows.start : first + rows.stop]
+    tokens = [sequence.tokens[row + 1] for row in rows]
+    return score(scored, tokens, [talk.request.prompt_logprobs] * len(rows)) if rows else []
+
+
+def turn(talk: Talk, known: Mapping[Queued, Tensor]) -> Turn | None:
+    """How a search goes on, once it is known what comes after all its beams."""
+    search = talk.search
+    assert search is not None
+    rows = [known.get(beam.sequence, beam.logits) for beam in search.beams]
+    found = [row for row in rows if row is not None]
+    if len(found) < len(rows):
+        return None
+    logits = torch.stack(found)
+    return search.turn(logits, shape(logits.log_softmax(dim=-1), [(talk.shape, said) for said in search.said]))
+
+
+def draw(
+    logits: Tensor, draws: Sequence[Draw], likeliest: Sequence[int] | None, masks: Masks
+) -> list[tuple[int, Scored]]:
+    """A token for each, and its log-probability where that was asked for.  `likeliest` is of each row of `logits`."""
+    if not draws:
+        return []
+    rows = [draw.row for draw in draws]
+    if rows != list(range(len(logits))):
+        logits, likeliest = logits[rows], None if likeliest is None else [likeliest[row] for row in rows]
+    shaped = shape(logits, [(draw.talk.shape, draw.ahead) for draw in draws])
+    guided = [place for place, draw in enumerate(draws) if draw.talk in masks.row_of]
+    if guided:
+        shaped = restrict(shaped, guided, masks.words[[masks.row_of[draws[place].talk] for place in guided]])
+    uniforms = [draw.talk.uniform(len(draw.ahead)) for draw in draws]
+    samplings = [draw.talk.request.sampling for draw in draws]
+    tokens = sample(shaped, samplings, uniforms, likeliest if shaped is logits else None)
+    scores = score(logits, tokens, [draw.talk.request.logprobs for draw in draws])
+    return list(zip(tokens, scores, strict=True))
