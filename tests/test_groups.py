@@ -5,6 +5,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +14,10 @@ from engine_fakes import GREEDY, WORDS, Ask, FakeGenerator, ask, finish, generat
 from numpy.typing import NDArray
 
 from models.checkpoint import load
+from models.executor import Executor
+from models.native.executor import NativeExecutor
+from models.native.library import runnable
+from models.torch_executor import TorchExecutor
 from service.engine.generator import Generator
 from service.errors import BadRequest
 from service.request import Beams, Done, Event, Failed, Generate, Prompted, Sampling, Token
@@ -270,10 +275,8 @@ def test_a_search_that_can_never_fit_is_refused() -> None:
 def test_searches_equal_those_of_transformers(tiny_generator: Path, penalty: float, early: bool) -> None:
     from transformers import AutoModelForCausalLM
 
-    from models.torch_executor import TorchExecutor
-
     checkpoint = load(tiny_generator)
-    executor = TorchExecutor(checkpoint.network, checkpoint.head, block_count=200, block_size=4)
+    executor = TorchExecutor(checkpoint.network, cast(Any, checkpoint.head), block_count=200, block_size=4)
     reference = AutoModelForCausalLM.from_pretrained(tiny_generator).eval()
     words = reference.config.vocab_size
     choice = random.Random(7)
@@ -301,3 +304,26 @@ def test_searches_equal_those_of_transformers(tiny_generator: Path, penalty: flo
             whole = [*ticket.tokens, *([done.token] if done.token >= 0 else [])]
             assert row[: len(whole)] == whole
             assert set(row[len(whole) :]) <= {min(stops)}, "filled up"
+
+
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=pytest.mark.skipif(not runnable(), reason="none"))])
+def test_blocks_are_copied_on_real_executors(tiny_generator: Path, native: bool) -> None:
+    checkpoint = load(tiny_generator)
+    words, head = checkpoint.config.vocab_size, cast(Any, checkpoint.head)
+    choice = random.Random(3)
+    requests = group([choice.randrange(words) for _ in range(21)], 3, max_tokens=20)
+
+    def together(*asked: Generate) -> list[list[int]]:
+        executor: Executor
+        if native:
+            executor = NativeExecutor(
+                checkpoint.network, cast(Any, checkpoint.head), block_count=40, precision="float32"
+            )
+        else:
+            executor = TorchExecutor(checkpoint.network, head, block_count=40, block_size=16)
+        worker = Generator(executor, model="talker")
+        tickets = ask(worker, *asked)
+        finish(worker)
+        return [ticket.tokens for ticket in tickets]
+
+    assert together(*requests) == [together(replace(request, group=""))[0] for request in requests]
