@@ -140,6 +140,8 @@ class Metrics:
         self._blocks_used = self._gauge("kv_blocks_used", "Blocks that running sequences hold.", *LABELS)
         self._preemptions = self._counter("preemptions", "Sequences that lost their blocks to others.", *LABELS)
         self._prefix = self._counter("prefix_cached_tokens", "Prompt tokens found in the cache.", *LABELS)
+        self._drafted = self._counter("draft_tokens", "Tokens foretold and tried.", *LABELS)
+        self._accepted = self._counter("accepted_tokens", "Tokens foretold that came.", *LABELS)
 
     def _declare_models(self) -> None:
         self._info = self._gauge(
@@ -167,6 +169,8 @@ class Metrics:
         self._blocks_used.labels(*labels).set(report.blocks_used)
         self._preemptions.labels(*labels).inc(report.preemptions)
         self._prefix.labels(*labels).inc(report.cached_tokens)
+        self._drafted.labels(*labels).inc(report.drafted)
+        self._accepted.labels(*labels).inc(report.accepted)
         for seconds in report.first_token_s:
             self._first_s.labels(*labels).observe(seconds)
         for seconds in report.inter_token_s:
@@ -233,7 +237,8 @@ class Metrics:
         for metric in (self._received, self._running, self._waiting, self._request_s, self._steps, self._padding):
             metric.labels(*labels)
         if model.task == "generate":
-            for metric in (self._first_s, self._inter_s, self._preemptions, self._prefix):
+            counters = (self._preemptions, self._prefix, self._drafted, self._accepted)
+            for metric in (self._first_s, self._inter_s, *counters):
                 metric.labels(*labels)
 
     def unloaded(self, model: Described) -> None:

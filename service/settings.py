@@ -35,6 +35,7 @@ LIBRARY_DEFAULTS = {
 # Settings that are name=value pairs, and what one looks like.
 PAIRS = {
     "models": "name=source, as in chat=./my-llama, or base:name=adapter for an adapter of the model base",
+    "drafts": "model=source, as in chat=./my-smaller-llama",
     "weights": "model=weight, as in chat=2",
     "api_keys": "name=key, as in search=a-long-secret",
 }
@@ -83,6 +84,17 @@ class Settings(BaseSettings):
     step_tokens: int = Field(512, ge=1, le=1 << 20, description="Tokens a generator computes in one step, at most.")
     max_running: int = Field(64, ge=1, le=4096, description="Sequences a generator advances in one step, at most.")
     prefill_chunk: int = Field(256, ge=1, le=1 << 20, description="Tokens of one prompt computed in a step, at most.")
+    draft_tokens: int = Field(
+        8,
+        ge=0,
+        le=64,
+        description="Tokens of an answer that are foretold and tried in one step, at most, where that makes it faster; "
+        "answers stay the same. 0: none.",
+    )
+    drafts: Annotated[Mapping[str, str], NoDecode] = Field(
+        default_factory=dict,
+        description="Smaller models of the same vocabulary that foretell what served ones say, model=source.",
+    )
     encoder_step_tokens: int = Field(
         2048, ge=1, le=1 << 20, description="Tokens an encoder reads in one step, at most (a longer text goes alone)."
     )

@@ -10,6 +10,7 @@ costs about a microsecond, a sequence a quarter of a MiB at most, and what is fo
 
 from array import array
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +101,7 @@ class Lookup:
         for length in LENGTHS:
             count = self._end - length  # of n-grams before the last one
             if count > 0:
-                slots: NDArray[np.uint64] = np.zeros(count, np.uint64)
+                slots: NDArray[Any] = np.zeros(count, np.uint64)
                 for place in range(length):
                     slots = (slots + tokens[place : place + count] + 1) * FACTOR & WIDE
                 table[slots >> self._shift] = np.arange(length, length + count, dtype=np.int32)  # the last one stays

@@ -57,6 +57,8 @@ class StepReport:
     blocks_used: int = 0
     preemptions: int = 0
     cached_tokens: int = 0  # tokens of prompts found stored
+    drafted: int = 0  # tokens foretold and tried
+    accepted: int = 0  # those of them that came
     adapters: Mapping[int, int] = field(default_factory=dict)  # of those running, how many with each adapter
     queue_s: list[float] = field(default_factory=list)  # submitted to first scheduled, of those first scheduled now
     first_token_s: list[float] = field(default_factory=list)  # submitted to first token
