@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from time import perf_counter
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -196,7 +196,7 @@ def generating(loaded: Checkpoint, settings: Settings, requests: Sequence[Reques
     small = settings if fixed else settings.model_copy(update={"block_size": SMALL_BLOCK})
     tight = executor_of(loaded, small, math.ceil(max(*needs, most // SHARE) / placed(small).block_size))
 
-    def worker(executor: Executor = roomy, **budgets: int) -> Callable[[], Worker]:
+    def worker(executor: Executor = roomy, **budgets: Any) -> Callable[[], Worker]:
         return lambda: Generator(executor, model="verified", **budgets)
 
     kept = worker()()  # finds what it has computed before

@@ -6,6 +6,7 @@ several rows (a draft): what is drawn is the same.
 """
 
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -140,6 +141,17 @@ def draws(slices: Sequence[Slice], masks: Masks) -> list[Draw]:
     ]
 
 
+def spoiled_of(
+    slices: Sequence[Slice], whole: Sequence[bool], tables: Sequence[Sequence[int]], poisoned: AbstractSet[int]
+) -> set[Talk]:
+    """Those of whom logits, keys or values are no numbers; `whole` says so of each row of logits."""
+    return {
+        each.talk
+        for each, table in zip(slices, tables, strict=True)
+        if not all(whole[each.first : each.first + each.count]) or not poisoned.isdisjoint(table)
+    }
+
+
 def prompt_scores(each: Slice, logits: Tensor) -> list[Scored]:
     """Of those tokens of a prompt to score that follow the chunk's and have none yet."""
     talk, sequence = each.talk, each.chunk.sequence
@@ -151,6 +163,15 @@ def prompt_scores(each: Slice, logits: Tensor) -> list[Scored]:
     scored = logits[first + rows.start : first + rows.stop]
     tokens = [sequence.tokens[row + 1] for row in rows]
     return score(scored, tokens, [talk.request.prompt_logprobs] * len(rows)) if rows else []
+
+
+def turns(slices: Sequence[Slice], logits: Tensor) -> list[tuple[Talk, dict[Queued, Tensor], Turn | None]]:
+    """What a step says of each search: what comes after some of its beams; and if after all by now, how it goes on."""
+    rows: dict[Talk, dict[Queued, Tensor]] = {}
+    for each in slices:
+        if each.talk.search is not None and each.chunk.last and each.talk.request.max_tokens:
+            rows.setdefault(each.talk, {})[each.chunk.sequence] = logits[each.last].clone()
+    return [(talk, known, turn(talk, known)) for talk, known in rows.items()]
 
 
 def turn(talk: Talk, known: Mapping[Queued, Tensor]) -> Turn | None:

@@ -8,7 +8,7 @@ of it is computed, so a step that raises is computed again in halves (`trials`),
 from collections import Counter
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Literal
 
@@ -17,12 +17,25 @@ from torch import Tensor
 
 from models.executor import Executor, Rows
 from models.lora import Lora
-from service.engine.beams import Beam, Turn
+from service.engine.beams import Turn
 from service.engine.blocks import Blocks, Copy
-from service.engine.drawing import Masking, Slice, draw, draws, guided, lay_out, prompt_scores, slices_of, turn
+from service.engine.company import Company
+from service.engine.drawing import (
+    Masking,
+    Slice,
+    draw,
+    draws,
+    guided,
+    lay_out,
+    prompt_scores,
+    slices_of,
+    spoiled_of,
+    turns,
+)
 from service.engine.sampler import Scored, finite
 from service.engine.scheduler import Chunk, Plan, Scheduler, Sequence
-from service.engine.talk import Talk
+from service.engine.speculation import Speculation, Wish
+from service.engine.talk import Talk, Times
 from service.engine.trials import Trials
 from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket, too_late
 from service.errors import BadRequest, PolyheadError, StepFailed
@@ -32,20 +45,11 @@ NOTHING = Plan([], 0, 0, [])
 UNSCORED: Scored = (0.0, ())
 
 
-@dataclass(frozen=True, slots=True)
-class Times:
-    """Seconds, collected over one step."""
-
-    queue: list[float] = field(default_factory=list)
-    first_token: list[float] = field(default_factory=list)
-    inter_token: list[float] = field(default_factory=list)
-
-
 class Generator:
     """Shares an executor with a cache among requests to continue tokens.
 
     A step computes at most `token_budget` tokens, at most `prefill_chunk` of one sequence, for at most
-    `sequence_budget` sequences.
+    `sequence_budget` sequences.  What `speculation` foretells of answers is tried with them.
     """
 
     task: Task = "generate"
@@ -65,11 +69,10 @@ class Generator:
         self._scheduler = Scheduler(
             self._blocks, token_budget=token_budget, sequence_budget=sequence_budget, chunk=prefill_chunk
         )
-        self._talks: dict[Sequence, Talk] = {}
-        self._by_ticket: dict[Ticket, Talk] = {}
-        self._leaders: dict[str, Talk] = {}  # of groups, until the prompt is computed
+        self._company = Company(self._scheduler)
         self._plan = NOTHING  # of the step in progress
         self._copies: list[Copy] = []  # to be made before anything is computed
+        self.speculation = Speculation(0, token_budget)  # nothing is foretold, unless another one is put here
         self._masking = Masking()
         self._words = 0  # of the vocabulary, once logits were seen
         self._trials: Trials[Chunk] = Trials()
@@ -77,7 +80,7 @@ class Generator:
 
     @property
     def busy(self) -> bool:
-        return len(self._talks) > len(self._scheduler.held)
+        return len(self._company.talks) > len(self._scheduler.held)
 
     @property
     def capacity(self) -> int:
@@ -123,52 +126,32 @@ class Generator:
         self._executor.detach(number)
 
     def submit(self, ticket: Ticket) -> None:
-        request = ticket.request
-        assert isinstance(request, Generate)
-        talk = leader = self._leaders.get(request.group)
-        if talk is None or talk.search is None:
-            talk = Talk.of(ticket)
-        if leader is None:
-            self._lead(talk)
-        elif leader is talk:
-            leader.tickets.append(ticket)
-        else:
-            leader.followers.append(talk)
-        self._by_ticket[ticket] = talk
+        self._company.enter(ticket)
 
     def abort(self, ticket: Ticket) -> None:
-        talk = self._by_ticket.pop(ticket, None)
-        if talk is None:
-            return
-        talk.tickets[talk.tickets.index(ticket)] = None
-        leader = self._leaders.get(talk.request.group)
-        if leader is not None and talk in leader.followers:
-            leader.followers.remove(talk)
-        elif not any(talk.tickets):
-            self._remove(talk)
+        self._company.leave(ticket)
 
     def hold(self, ticket: Ticket) -> None:
-        talk = self._by_ticket.get(ticket)
-        if talk is not None:
+        if talk := self._company.talk_of(ticket):
             self._scheduler.hold(talk.sequence)
 
     def resume(self, ticket: Ticket) -> None:
-        talk = self._by_ticket.get(ticket)
-        if talk is not None:
+        if talk := self._company.talk_of(ticket):
             self._scheduler.resume(talk.sequence)
 
     def expire(self, now: float) -> list[Answer]:
         answers: list[Answer] = []
         for sequence in self._scheduler.expired(now):
-            if sequence in self._talks:  # and not ended with another of its talk's
-                talk = self._talks[sequence]
-                answers += [(ticket, Failed(too_late(ticket, now))) for ticket in talk.tickets if ticket]
-                self._remove(talk)
+            if sequence in self._company.talks:  # and not ended with another of its talk's
+                talk = self._company.talks[sequence]
+                late = [(ticket, Failed(too_late(ticket, now))) for ticket in talk.tickets if ticket]
+                self._company.remove(talk)
+                answers += late
         return answers
 
     def step(self) -> Step:
         plan = self._next_plan()
-        slices = slices_of(plan.chunks, self._talks)
+        slices = slices_of(plan.chunks, self._company.talks)
         rows = lay_out(slices, self._blocks.size)
         began = perf_counter()
         with torch.inference_mode():
@@ -180,18 +163,19 @@ class Generator:
             self._words = logits.size(1)
             likeliest = self._executor.likeliest
             whole = finite(logits) if likeliest is None else [token >= 0 for token in likeliest]
-            spoiled = self._spoiled(rows, slices, whole)
+            spoiled = spoiled_of(slices, whole, rows.tables, self._executor.poisoned)
             good = [each for each in slices if each.talk not in spoiled]
             computed = perf_counter()
             masks = self._masking.ready(self._words)
             drawing = draws(good, masks)
             drawn = draw(logits, drawing, likeliest, masks)
             scores = [prompt_scores(each, logits) for each in good]
-            turns = self._turns(good, logits)
+            turned = turns(good, logits)
         ended = perf_counter()
         padding = self._executor.padding(rows)
         # Nothing above has changed what anybody holds: whatever raises there, the step can be tried again.
         times = self._started(began)
+        self.speculation.learn(len(rows.tokens), computed - began)
         answers = self._book(spoiled)
         for each, scored in zip(good, scores, strict=True):
             answers += self._caught_up(each, scored)
@@ -200,20 +184,20 @@ class Generator:
             said.setdefault(one.talk, []).append(token)
         for talk, tokens in said.items():
             answers += self._say(talk, tokens, times)
-        for talk, known, turned in turns:
-            answers += self._search(talk, known, turned, times)
+        for talk, known, turn in turned:
+            answers += self._search(talk, known, turn, times)
         for talk, error in masks.failed.items():
-            answers += self._give_up(talk, error)
+            answers += self._end(talk, Failed(error))
         return Step(answers, self._report(plan, padding, (computed - began, ended - computed), times))
 
     def fail(self) -> list[Answer]:
         """Ends the request that spoiled the step, once it stands alone; all, if it is not known whose step it was."""
         chunks = self._plan.chunks
         guilty = self._trials.failed(chunks)
-        sequences = [chunk.sequence for chunk in guilty] if chunks else list(self._talks)
-        blamed = dict.fromkeys(self._talks[sequence] for sequence in sequences)
+        sequences = [chunk.sequence for chunk in guilty] if chunks else list(self._company.talks)
+        blamed = dict.fromkeys(self._company.talks[sequence] for sequence in sequences)
         error = StepFailed("the step that computed this request failed")
-        return [answer for talk in blamed for answer in self._give_up(talk, error)]
+        return [answer for talk in blamed for answer in self._end(talk, Failed(error))]
 
     def prove(self) -> None:
         self._prove(0)
@@ -231,6 +215,7 @@ class Generator:
 
     def check(self) -> None:
         self._scheduler.check()
+        self._company.check()
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         """Lets four sequences catch up and talk, each drawn in another way, and forgets them."""
@@ -244,13 +229,6 @@ class Generator:
             breathe()
         self._blocks.forget(range(self._blocks.count))
 
-    def _lead(self, talk: Talk) -> None:
-        """In line, and those of its group after it."""
-        if talk.request.group:
-            self._leaders[talk.request.group] = talk
-        self._talks[talk.sequence] = talk
-        self._scheduler.add(talk.sequence)
-
     def _next_plan(self) -> Plan:
         """What is left of a step that failed, or else the next."""
         self._plan = NOTHING
@@ -259,28 +237,31 @@ class Generator:
             if chunks:
                 self._plan = replace(NOTHING, chunks=chunks)
                 return self._plan
+        self._foretell()
         self._plan = self._scheduler.schedule()
         self._copies += self._plan.copies
         return self._plan
+
+    def _foretell(self) -> None:
+        """What may be the next tokens of those who talk."""
+        talking = [sequence for sequence in self._scheduler.running if sequence.behind == 1 and sequence.computed]
+        talks = [talk for talk in map(self._company.talks.__getitem__, talking) if talk.may_draft and talk.completed]
+        for talk in talks:
+            talk.trail = talk.trail or self.speculation.follow(talk.sequence.tokens)
+        wishes = [Wish(talk.trail, talk.left - 1, talk.sequence.blocks) for talk in talks if talk.trail]
+        drafts = self.speculation.draft(wishes, len(talking))
+        for talk, draft in zip(talks, drafts, strict=True):
+            talk.sequence.draft = draft
 
     def _started(self, now: float) -> Times:
         """How long those waited who took part in a step for the first time."""
         times = Times()
         for chunk in self._plan.chunks:
-            talk = self._talks[chunk.sequence]
+            talk = self._company.talks[chunk.sequence]
             if not talk.started:
                 talk.started = True
                 times.queue.append(now - talk.submitted)
         return times
-
-    def _spoiled(self, rows: Rows, slices: Listing[Slice], whole: Listing[bool]) -> set[Talk]:
-        """Those of whom logits, keys or values are no numbers."""
-        poisoned = self._executor.poisoned
-        return {
-            each.talk
-            for each, table in zip(slices, rows.tables, strict=True)
-            if not all(whole[each.first : each.first + each.count]) or not poisoned.isdisjoint(table)
-        }
 
     def _book(self, spoiled: set[Talk]) -> list[Answer]:
         """What was computed counts.  Who is spoiled ends, and what it stored is found no more."""
@@ -290,8 +271,10 @@ class Generator:
         for talk in spoiled:
             for sequence in talk.sequences:
                 self._blocks.forget(sequence.blocks)
-            answers += self._give_up(talk, error)
-        self._scheduler.commit([chunk for chunk in chunks if chunk.sequence in self._talks] if spoiled else chunks)
+            answers += self._end(talk, Failed(error))
+        self._scheduler.commit(
+            [chunk for chunk in chunks if chunk.sequence in self._company.talks] if spoiled else chunks
+        )
         return answers
 
     def _caught_up(self, each: Slice, scores: Listing[Scored]) -> list[Answer]:
@@ -303,16 +286,10 @@ class Generator:
         answers: list[Answer] = []
         if request.prompt_logprobs >= 0:
             answers += [(ticket, Prompted(tuple(talk.scores))) for ticket in talk.tickets if ticket]
-        if self._leaders.get(request.group) is talk:
-            del self._leaders[request.group]
-        for follower in talk.followers:
-            follower.started = True
-            self._talks[follower.sequence] = follower
-            self._scheduler.fork(talk.sequence, follower.sequence)
+        together = self._company.join(talk)
         if not request.max_tokens:
-            for one in (talk, *talk.followers):
-                answers += self._finish(one, Done("length", len(request.tokens), 0, talk.sequence.cached))
-        talk.followers = []
+            for one in together:
+                answers += self._end(one, talk.done("length"))
         return answers
 
     def _say(self, talk: Talk, drawn: Listing[tuple[int, Scored]], times: Times) -> list[Answer]:
@@ -321,11 +298,12 @@ class Generator:
         draft, sequence.draft = sequence.draft, []
         for place, (token, scored) in enumerate(drawn):
             answers += self._speak(talk, token, scored, times)
-            if sequence not in self._talks:
+            if sequence not in self._company.talks:
                 return answers
             if place == len(drawn) - 1 or token != draft[place]:
                 break
             right += 1
+        times.accepted += right
         self._scheduler.advance(sequence, right)
         return answers + self._leap(talk, times)
 
@@ -337,17 +315,17 @@ class Generator:
         try:
             forced = talk.walk.forced()
         except PolyheadError as error:
-            return self._give_up(talk, error)
+            return self._end(talk, Failed(error))
         for token in forced:
             answers += self._speak(talk, token, UNSCORED, times)
-            if talk.sequence not in self._talks:
+            if talk.sequence not in self._company.talks:
                 break
         return answers
 
     def _speak(self, talk: Talk, token: int, scored: Scored, times: Times) -> list[Answer]:
         request = talk.request
         if token in request.stop_tokens:
-            return self._finish(talk, self._done(talk, "stop", talk.completed + 1, token))
+            return self._end(talk, talk.done("stop", token))
         now = perf_counter()
         if talk.completed:
             times.inter_token.append(now - talk.spoke)
@@ -357,22 +335,14 @@ class Generator:
         try:
             talk.say(token)
         except PolyheadError as error:
-            return self._give_up(talk, error)
+            return self._end(talk, Failed(error))
         event = Token(token, *scored, talk.sequence.cached)
         answers: list[Answer] = [(ticket, event) for ticket in talk.tickets if ticket]
         if talk.walk is not None and talk.walk.ended:
-            answers += self._finish(talk, self._done(talk, "stop", talk.completed))
+            answers += self._end(talk, talk.done("stop"))
         elif talk.completed == request.max_tokens:
-            answers += self._finish(talk, self._done(talk, "length", talk.completed))
+            answers += self._end(talk, talk.done("length"))
         return answers
-
-    def _turns(self, good: Listing[Slice], logits: Tensor) -> list[tuple[Talk, dict[Sequence, Tensor], Turn | None]]:
-        """What the step says of each search: what comes after some beams; if after all, how it goes on."""
-        rows: dict[Talk, dict[Sequence, Tensor]] = {}
-        for each in good:
-            if each.talk.search is not None and each.chunk.last and each.talk.request.max_tokens:
-                rows.setdefault(each.talk, {})[each.chunk.sequence] = logits[each.last].clone()
-        return [(talk, known, turn(talk, known)) for talk, known in rows.items()]
 
     def _search(self, talk: Talk, known: Mapping[Sequence, Tensor], turn: Turn | None, times: Times) -> list[Answer]:
         search = talk.search
@@ -383,7 +353,7 @@ class Generator:
             return []
         search.answers = turn.answers
         if turn.going:
-            self._fan(talk, turn)
+            self._company.fan(talk, turn)
             return []
         times.first_token.append(perf_counter() - talk.submitted)
         answers: list[Answer] = []
@@ -395,70 +365,13 @@ class Generator:
                 reason: Literal["stop", "length"] = "length" if answer.stop < 0 else "stop"
                 count = len(answer.tokens) + (answer.stop >= 0)
                 answers.append((ticket, Done(reason, len(talk.request.tokens), count, cached, answer.stop)))
-        self._remove(talk)
+        self._company.remove(talk)
         return answers
 
-    def _fan(self, talk: Talk, turn: Turn) -> None:
-        """The next beams: the first after each goes on in its place, the others begin where it is."""
-        search = talk.search
-        assert search is not None
-        before, after = search.beams, list[Beam]()
-        kept = {choice.beam for choice, _ in turn.going}
-        spare = [beam.sequence for index, beam in enumerate(before) if index not in kept]
-        for choice, scored in turn.going:
-            parent = before[choice.beam].sequence
-            if choice.beam in kept:
-                kept.remove(choice.beam)
-                sequence = parent
-            elif spare:
-                sequence = spare.pop()
-                sequence.tokens = list(parent.tokens)
-                self._scheduler.follow(sequence, parent)
-            else:
-                sequence = Sequence(
-                    list(parent.tokens), parent.owner, parent.priority, parent.deadline, parent.adapter, parent.salt
-                )
-                self._talks[sequence] = talk
-                self._scheduler.fork(parent, sequence)
-            after.append(Beam(sequence, choice.score, scored))
-        for sequence in spare:
-            self._scheduler.remove(sequence)
-            del self._talks[sequence]
-        for beam, (choice, _) in zip(after, turn.going, strict=True):
-            beam.sequence.tokens.append(choice.token)
-        search.beams = after
-
-    def _done(self, talk: Talk, reason: Literal["stop", "length"], completed: int, token: int = -1) -> Done:
-        return Done(reason, len(talk.request.tokens), completed, talk.sequence.cached, token)
-
-    def _finish(self, talk: Talk, done: Done) -> list[Answer]:
+    def _end(self, talk: Talk, event: Done | Failed) -> list[Answer]:
         tickets = talk.tickets
-        self._remove(talk)
-        return [(ticket, done) for ticket in tickets if ticket]
-
-    def _give_up(self, talk: Talk, error: PolyheadError) -> list[Answer]:
-        tickets = talk.tickets
-        self._remove(talk)
-        return [(ticket, Failed(error)) for ticket in tickets if ticket]
-
-    def _remove(self, talk: Talk) -> None:
-        """It is here no more.  Of those who waited for its prompt the first goes on with it."""
-        for sequence in talk.sequences:
-            self._scheduler.remove(sequence)
-            del self._talks[sequence]
-        for ticket in talk.tickets:
-            if ticket:
-                del self._by_ticket[ticket]
-        if self._leaders.get(talk.request.group) is talk:
-            del self._leaders[talk.request.group]
-        if talk.followers:
-            first, *others = talk.followers
-            first.followers = others
-            self._lead(first)
-
-    def _running_of(self) -> Counter[int]:
-        """How many run with each adapter."""
-        return Counter(sequence.adapter for sequence in self._scheduler.running if sequence.adapter)
+        self._company.remove(talk)
+        return [(ticket, event) for ticket in tickets if ticket]
 
     def _report(self, plan: Plan, padding: int, seconds: tuple[float, float], times: Times) -> StepReport:
         return StepReport(
@@ -471,7 +384,11 @@ class Generator:
             sample_s=seconds[1],
             running=len(self._scheduler.running),
             waiting=len(self._scheduler.waiting),
-            adapters=self._running_of() if self._adapters else {},
+            drafted=sum(chunk.draft for chunk in plan.chunks),
+            accepted=times.accepted,
+            adapters=Counter(each.adapter for each in self._scheduler.running if each.adapter)
+            if self._adapters
+            else {},
             blocks_total=self._blocks.count,
             blocks_used=self._blocks.used,
             preemptions=plan.preemptions,

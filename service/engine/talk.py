@@ -7,13 +7,15 @@ was said before, what may be said) belongs to the one who talks, so nobody's nei
 from collections import deque
 from dataclasses import dataclass, field
 from random import Random
+from typing import Literal
 
 from service.engine.beams import Search
 from service.engine.scheduler import Sequence
 from service.engine.shaping import Shape, shaped
+from service.engine.speculation import Trail
 from service.engine.worker import Ticket
 from service.guide import Walk
-from service.request import Generate
+from service.request import Done, Generate
 
 
 @dataclass(eq=False, slots=True)
@@ -27,6 +29,7 @@ class Talk:
     submitted: float
     shape: Shape | None = None
     walk: Walk | None = None
+    trail: Trail | None = None  # once it talks
     search: Search | None = None
     followers: list["Talk"] = field(default_factory=list)
     uniforms: deque[float] = field(default_factory=deque)  # what its next tokens are drawn with
@@ -70,13 +73,18 @@ class Talk:
         return [self.sequence] if self.search is None else [beam.sequence for beam in self.search.beams]
 
     @property
-    def may_leap(self) -> bool:
-        """Whether it may say tokens without having drawn them, where there is no choice."""
-        return self.walk is not None and self.request.logprobs < 0
+    def left(self) -> int:
+        """How many more tokens it may say."""
+        return self.request.max_tokens - self.completed
 
     @property
     def may_draft(self) -> bool:
         return self.walk is None and self.search is None
+
+    def done(self, reason: Literal["stop", "length"], token: int = -1) -> Done:
+        """It ends here, by its length or by a stop `token` if by any: that counts, but is not said."""
+        completed = self.completed + (token >= 0)
+        return Done(reason, len(self.request.tokens), completed, self.sequence.cached, token)
 
     def uniform(self, ahead: int) -> float:
         """The number that decides about the token `ahead` of the next: one a token, however often a step is tried."""
@@ -92,3 +100,13 @@ class Talk:
             self.shape.push(token)
         if self.walk is not None:
             self.walk.advance(token)
+
+
+@dataclass(slots=True)
+class Times:
+    """Seconds, collected over one step; and tokens of drafts that came."""
+
+    queue: list[float] = field(default_factory=list)
+    first_token: list[float] = field(default_factory=list)
+    inter_token: list[float] = field(default_factory=list)
+    accepted: int = 0
