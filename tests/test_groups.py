@@ -327,3 +327,17 @@ def test_blocks_are_copied_on_real_executors(tiny_generator: Path, native: bool)
         return [ticket.tokens for ticket in tickets]
 
     assert together(*requests) == [together(replace(request, group=""))[0] for request in requests]
+
+
+def test_who_leaves_itself_no_token_fails_alone() -> None:
+    nothing = Sampling(temperature=0, allowed=(3,), banned=((3,),))
+    requests = [
+        generate([5, 6], 6, sampling=nothing),
+        generate([5, 6], 6),
+        *searched([5, 6], 2, Beams(2), sampling=nothing),
+    ]
+    events = answers(FakeGenerator(), *requests)
+    for failed in (events[0], events[2], events[3]):
+        assert isinstance(failed[-1], Failed)
+        assert isinstance(failed[-1].error, BadRequest)
+    assert said(events[1]) == said(answers(FakeGenerator(), requests[1])[0])

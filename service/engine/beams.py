@@ -6,13 +6,14 @@ rule, and in the order of the rules, as transformers' `generate(num_beams=...)` 
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from service.engine.sampler import Scored, score
 from service.engine.scheduler import Sequence
-from service.request import Generate
+from service.request import Done, Event, Generate, Token
 
 WORST = float("-inf")
 
@@ -84,6 +85,17 @@ class Search:
         if not going or self._over(going[0].score / length**self.how.length_penalty, answers):
             return Turn((), tuple(answers))
         return Turn(tuple((choice, self._scored(choice, logits)) for choice in going), tuple(answers))
+
+    def events(self, place: int) -> list[Event]:
+        """The answer that came out at `place`; none if there are not so many."""
+        if place >= len(self.answers):
+            return []
+        answer, cached = self.answers[place], self.beams[0].sequence.cached
+        scored = answer.scored or (((0.0, ()),) * len(answer.tokens))
+        said = [Token(token, *one, cached) for token, one in zip(answer.tokens, scored, strict=True)]
+        reason: Literal["stop", "length"] = "length" if answer.stop < 0 else "stop"
+        count = len(answer.tokens) + (answer.stop >= 0)
+        return [*said, Done(reason, len(self.request.tokens), count, cached, answer.stop)]
 
     def _likeliest(self, shaped: Tensor) -> list[Choice]:
         scores = torch.tensor([beam.score for beam in self.beams], dtype=shaped.dtype, device=shaped.device)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Listing
 from dataclasses import replace
 from time import perf_counter
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -43,6 +42,7 @@ from service.request import Done, Failed, Generate, Prompted, Request, Sampling,
 
 NOTHING = Plan([], 0, 0, [])
 UNSCORED: Scored = (0.0, ())
+NONE_LEFT = "no token is left that may come next: what must, and what must not, leaves none"
 
 
 class Generator:
@@ -324,6 +324,8 @@ class Generator:
 
     def _speak(self, talk: Talk, token: int, scored: Scored, times: Times) -> list[Answer]:
         request = talk.request
+        if token < 0:
+            return self._end(talk, Failed(BadRequest(NONE_LEFT)))
         if token in request.stop_tokens:
             return self._end(talk, talk.done("stop", token))
         now = perf_counter()
@@ -357,14 +359,9 @@ class Generator:
             return []
         times.first_token.append(perf_counter() - talk.submitted)
         answers: list[Answer] = []
-        for ticket, answer in zip(talk.tickets, turn.answers, strict=False):
-            if ticket:
-                scores = answer.scored or (UNSCORED,) * len(answer.tokens)
-                cached = search.beams[0].sequence.cached
-                answers += [(ticket, Token(id, *one, cached)) for id, one in zip(answer.tokens, scores, strict=True)]
-                reason: Literal["stop", "length"] = "length" if answer.stop < 0 else "stop"
-                count = len(answer.tokens) + (answer.stop >= 0)
-                answers.append((ticket, Done(reason, len(talk.request.tokens), count, cached, answer.stop)))
+        for place, ticket in enumerate(talk.tickets):
+            told = search.events(place) or [Failed(BadRequest(NONE_LEFT))]
+            answers += [(ticket, event) for event in told if ticket]
         self._company.remove(talk)
         return answers
 
