@@ -59,6 +59,7 @@ class Scored:
 
     data: bytes
     logprob: float | None
+    id: int = -1
 
     @property
     def text(self) -> str:
@@ -222,7 +223,7 @@ class Transcript:
     def scored(self, id: int, logprob: float | None) -> Scored:
         if logprob is not None and not logprob > LOWEST_LOGPROB:  # minus infinity, or no number
             logprob = LOWEST_LOGPROB
-        return Scored(self.tokenizer.piece_bytes(id), logprob)
+        return Scored(self.tokenizer.piece_bytes(id), logprob, id)
 
 
 Submit = Callable[[Sequence[Request]], Sequence[EventSource]]

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any, get_args
 
@@ -14,7 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.api import generating
-from service.api.dialect import Dialect, about, body, server, takes
+from service.api.dialect import Dialect, about, body, server, several, takes, visit
 from service.api.generating import Answers
 from service.api.openai_sampling import Sampled
 from service.api.openai_wire import (
@@ -41,7 +42,7 @@ from service.api.reading import scores, spelled
 from service.api.stream import EventStream, JsonResponse, answer, events
 from service.prompts import Continuation
 from service.request import Task
-from service.transcript import Usage, whole
+from service.transcript import Drawn, Usage, whole
 
 DONE = b"data: [DONE]\n\n"
 router = APIRouter(tags=["OpenAI"])
@@ -54,11 +55,22 @@ async def completions(request: Request) -> Response:
 
 
 async def complete(request: Request, wire: CompletionRequest) -> Response:
-    call = called("cmpl", wire)
-    count, answers = await begun(request, wire, call, read_completion(wire))
+    asked = read_completion(wire)
+    call = replace(called("cmpl", wire), echoes=await echoes(request, wire) if wire.echo else ())
+    count, answers = await begun(request, wire, call, asked)
     if wire.stream:
         return await EventStream.open(events(completion_chunks(call, answers), write_error, DONE))
     return JsonResponse(write_completion(call, await whole(count, answers)))
+
+
+async def echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:
+    """The prompts as text."""
+    model = server(request).registry.resolve(wire.model, ["generate"])
+    prompts = several(wire.prompt)
+    given = [prompt for prompt in prompts if not isinstance(prompt, str)]
+    text = server(request).text
+    written = iter(await text.decoded(model, given, False, visit(request).deadline) if given else [])
+    return tuple(prompt if isinstance(prompt, str) else next(written) for prompt in prompts)
 
 
 @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), summary="Answer a conversation.")
@@ -77,7 +89,14 @@ async def chat(request: Request, wire: ChatRequest) -> Response:
 
 def called(kind: str, wire: Sampled) -> Call:
     usage = wire.stream_options.include_usage
-    return Call(id=f"{kind}-{uuid.uuid4().hex}", model=wire.model, created=int(time.time()), usage=usage)
+    return Call(
+        id=f"{kind}-{uuid.uuid4().hex}",
+        model=wire.model,
+        created=int(time.time()),
+        usage=usage,
+        count=wire.n,
+        scores=wire.prompt_logprobs >= 0,
+    )
 
 
 async def begun(request: Request, wire: Sampled, call: Call, asked: Continuation) -> tuple[int, Answers]:
@@ -87,23 +106,26 @@ async def begun(request: Request, wire: Sampled, call: Call, asked: Continuation
 
 
 async def completion_chunks(call: Call, answers: Answers) -> AsyncGenerator[dict[str, Any], None]:
-    cost = Usage()
+    cost, begun = Usage(), set[int]()
+    prompts: dict[int, tuple[Drawn, ...]] = {}  # several answers to one have it from the first
     async with aclosing(answers):
         async for index, piece in answers:
             cost += piece.usage
-            yield chunk_completion(call, index, piece)
+            prompt = prompts[index // call.count] = piece.prompt or prompts.get(index // call.count, ())
+            yield chunk_completion(call, index, replace(piece, prompt=prompt), first=index not in begun)
+            begun.add(index)
     if call.usage:
         yield chunk_usage(call, "text_completion", cost)
 
 
 async def chat_chunks(call: Call, answers: Answers) -> AsyncGenerator[dict[str, Any], None]:
-    cost, first = Usage(), True
+    cost, begun = Usage(), set[int]()
     async with aclosing(answers):
         async for index, piece in answers:
             cost += piece.usage
-            for chunk in chunks_chat(call, index, piece, first=first):
+            for chunk in chunks_chat(call, index, piece, first=index not in begun):
                 yield chunk
-            first = False
+            begun.add(index)
     if call.usage:
         yield chunk_usage(call, "chat.completion.chunk", cost)
 

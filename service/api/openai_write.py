@@ -28,10 +28,17 @@ class Call:
     model: str
     created: int  # seconds since 1970
     usage: bool = False  # streamed: the last object says what it cost
+    count: int = 1  # answers to each prompt
+    echoes: tuple[str, ...] = ()  # the prompts, where they are to be repeated
+    scores: bool = False  # the prompt's tokens are asked for, apart from the answer's
 
 
 def write_completion(call: Call, answers: Sequence[Piece]) -> dict[str, Any]:
-    choices = [text_choice(index, piece) for index, piece in enumerate(answers)]
+    prompts = [answers[index - index % call.count].prompt for index in range(len(answers))]
+    choices = [
+        text_choice(call, index, replace(piece, prompt=prompt), first=True)
+        for index, (piece, prompt) in enumerate(zip(answers, prompts, strict=True))
+    ]
     return envelope(call, "text_completion", choices) | {"usage": usage(total(answers))}
 
 
@@ -48,8 +55,8 @@ def write_chat(call: Call, answers: Sequence[Piece]) -> dict[str, Any]:
     return envelope(call, "chat.completion", choices) | {"usage": usage(total(answers))}
 
 
-def chunk_completion(call: Call, index: int, piece: Piece) -> dict[str, Any]:
-    return streamed(call, envelope(call, "text_completion", [text_choice(index, piece)]))
+def chunk_completion(call: Call, index: int, piece: Piece, *, first: bool) -> dict[str, Any]:
+    return streamed(call, envelope(call, "text_completion", [text_choice(call, index, piece, first=first)]))
 
 
 def chunks_chat(call: Call, index: int, piece: Piece, *, first: bool) -> list[dict[str, Any]]:
@@ -82,9 +89,17 @@ def envelope(call: Call, object: str, choices: list[dict[str, Any]]) -> dict[str
     return {"id": call.id, "object": object, "created": call.created, "model": call.model, "choices": choices}
 
 
-def text_choice(index: int, piece: Piece) -> dict[str, Any]:
-    logprobs = text_logprobs(piece.drawn)
-    return {"index": index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish or None}
+def text_choice(call: Call, index: int, piece: Piece, *, first: bool) -> dict[str, Any]:
+    """The `first` of an answer has the prompt before it where that is to be repeated, and its tokens."""
+    text, drawn = piece.text, piece.drawn
+    if call.echoes:
+        echo = call.echoes[index // call.count]
+        drawn = tuple(replace(each, offset=each.offset + len(echo)) for each in drawn)
+        if first:
+            text, drawn = echo + text, (*piece.prompt, *drawn)
+    logprobs, stop = text_logprobs(drawn), {"stop_reason": piece.stop} if piece.stop != "" else {}
+    choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": piece.finish or None, **stop}
+    return choice | ({"prompt_logprobs": prompt_logprobs(piece.prompt)} if call.scores and first else {})
 
 
 def text_logprobs(drawn: Sequence[Drawn]) -> dict[str, Any] | None:
@@ -94,9 +109,27 @@ def text_logprobs(drawn: Sequence[Drawn]) -> dict[str, Any] | None:
     return {
         "tokens": [each.token.text for each in drawn],
         "token_logprobs": [each.token.logprob for each in drawn],
-        "top_logprobs": [{one.text: one.logprob for one in (*each.top, each.token)} for each in drawn],
+        "top_logprobs": [likeliest(each) for each in drawn],
         "text_offset": [each.offset for each in drawn],
     }
+
+
+def likeliest(drawn: Drawn) -> dict[str, float | None] | None:
+    """None for the first token of a prompt, which nothing was expected of."""
+    if drawn.token.logprob is None:
+        return None
+    return {one.text: one.logprob for one in (*drawn.top, drawn.token)}
+
+
+def prompt_logprobs(prompt: Sequence[Drawn]) -> list[dict[str, Any] | None]:
+    """As those who extend the API write them: of each token, by its id, and of those likelier."""
+    return [
+        None
+        if each.token.logprob is None
+        else {str(each.id): {"logprob": each.token.logprob, "decoded_token": each.token.text}}
+        | {str(one.id): {"logprob": one.logprob, "decoded_token": one.text} for one in each.top}
+        for each in prompt
+    ]
 
 
 def chat_logprobs(drawn: Sequence[Drawn]) -> dict[str, Any] | None:
