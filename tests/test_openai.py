@@ -146,7 +146,7 @@ def test_one_or_several_texts_or_lists_of_ids(given: Any, inputs: Any) -> None:
         (CompletionRequest, GO_ON, {"logprobs": 21}, "logprobs: must be between 0 and 20, got 21"),
         (ChatRequest, TALK, {"messages": []}, "messages: must have at least 1 item(s), got []"),
         (ChatRequest, TALK, {"tools": [{}]}, "tools: [{}] is not supported by this server"),
-        (ChatRequest, TALK, {"response_format": {"type": "json_object"}}, "response_format: "),
+        (ChatRequest, TALK, {"response_format": {"type": "json"}}, "response_format.type: must be 'text', "),
         (ChatRequest, TALK, {"stream_options": {"a": 1}}, "stream_options.a: is not a known field"),
         (EmbeddingRequest, EMBED, {"dimensions": 0}, "dimensions: must be between 1 and"),
         (EmbeddingRequest, EMBED, {"encoding_format": "hex"}, "encoding_format: must be 'float' or 'base64', got"),

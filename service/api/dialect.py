@@ -7,7 +7,7 @@ sentence of the form "field: what would be right, got what came".
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar
 
 import orjson
@@ -129,8 +129,8 @@ class Wire(BaseModel):
         for name in value.keys() & cls.unsupported.keys():
             if value[name] is not None and not is_among(value[name], cls.unsupported[name]):
                 raise PydanticCustomError("unsupported", "is not supported", {"field": name, "value": value[name]})
-        known = cls.model_fields
-        for name in value.keys() - known.keys() - cls.unsupported.keys():  # one is enough, there may be many
+        known = spellings(cls)
+        for name in value.keys() - known - cls.unsupported.keys():  # one is enough, there may be many
             hint = suggestion(str(name), (*known, *cls.unsupported))
             raise PydanticCustomError("unknown", "is not a known field", {"field": str(name), "hint": hint})
         return {k: v for k, v in value.items() if k not in cls.unsupported and not (v is None and k in known)}
@@ -145,6 +145,12 @@ class Wire(BaseModel):
 
 
 W = TypeVar("W", bound=Wire)
+
+
+@cache
+def spellings(kind: type[Wire]) -> frozenset[str]:
+    """The names of a wire object's fields on the wire, which Python may have other uses for."""
+    return frozenset(field.alias or name for name, field in kind.model_fields.items())
 
 
 async def body(request: Request, kind: type[W]) -> W:

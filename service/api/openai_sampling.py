@@ -8,7 +8,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.api.dialect import Count, TokenId, Wire, Work, at_most, between
+from service.api.dialect import Count, TokenId, Wire, at_most, between
+from service.api.forms import Formed, form
 from service.api.options import INT64, Stops
 from service.errors import BadRequest
 from service.prompts import Continuation, Prompt
@@ -40,7 +41,7 @@ class StreamOptions(Wire):
     include_obfuscation: bool = False  # harmless: there is nothing to hide the length of tokens from
 
 
-class Sampled(Work):
+class Sampled(Formed):
     """What completions and chat have in common."""
 
     model: str
@@ -101,6 +102,7 @@ def continuation(
         keep_stop=wire.include_stop_str_in_output,
         prompt_logprobs=wire.prompt_logprobs,
         bad_words=tuple(wire.bad_words),
+        grammar=form(wire),
         salt=wire.cache_salt,
     )
 
