@@ -5,6 +5,7 @@ PolyheadError
 │   ├── EmptyInput      400  there is nothing to read
 │   ├── TooLong         400  more tokens than the model takes; the message names both lengths
 │   ├── TooMany         400  more texts than one call may have
+│   ├── TooComplex      400  what the answer must look like has become too costly to follow
 │   └── WrongTask       400  the model does something else; the message says what
 ├── Unauthorized        401  no key, or not a known one
 ├── NotFound            404  no such route or model
@@ -51,6 +52,10 @@ class TooLong(BadRequest):
 
 class TooMany(BadRequest):
     code = "too_many"
+
+
+class TooComplex(BadRequest):
+    code = "too_complex"
 
 
 class WrongTask(BadRequest):

@@ -10,6 +10,7 @@ from typing import Any
 
 from service.errors import BadRequest, EmptyInput, TooLong
 from service.grammar import Grammar, Thinking
+from service.guide import Guide
 from service.limits import check_characters, known_tokens, place
 from service.model import Model
 from service.request import Beams, Generate, Sampling, Terms
@@ -68,8 +69,13 @@ class Continuation:
         return max(self.count, self.best_of)
 
 
-def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> list[Generate]:
-    """The requests of each prompt, one after the other: as many as are to be tried, all of one group."""
+def read_prompts(
+    model: Model, asked: Continuation, call: str, terms: Terms, guide: Guide | None = None
+) -> list[Generate]:
+    """The requests of each prompt, one after the other: as many as are to be tried, all of one group.
+
+    `guide` is what was made of the grammar and the thinking that are asked for.
+    """
     sampling = sampled(model, asked)
     requests = []
     for index, prompt in enumerate(asked.prompts):
@@ -90,6 +96,7 @@ def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> 
                     adapter=model.adapter,
                     group="" if asked.tries == 1 else f"{call}-{index}",
                     beams=asked.beams,
+                    guide=guide,
                     prompt_logprobs=-1 if number else asked.prompt_logprobs,
                     salt=asked.salt,
                 )

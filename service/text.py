@@ -1,7 +1,8 @@
 """From text to tokens: what a dialect read becomes the requests that the engine takes.
 
 Knows no HTTP and no tensor.  The one idea: templates and tokenisers run on a few threads of their own, so that a long
-prompt never holds up the event loop; the longest have one to themselves, so that they wait for each other only.  The
+prompt never holds up the event loop; the longest have one to themselves, so that they wait for each other only, and so
+have grammars that are compiled.  The
 way back, from tokens to text, is `service.transcript`.
 """
 
@@ -9,18 +10,21 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
 from models.errors import EncodingError, TemplateError
 from models.tokenizer import Encoding
 from service.errors import BadRequest, EmptyInput, Expired, TooLong, TooMany
+from service.guide import Guide
+from service.guides import Guides
 from service.inputs import Input, Read, Reading, read_inputs
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
 from service.prompts import Chat, Continuation, Prompt, read_prompts
 from service.request import Generate, Task, Terms
+from service.trial import PROCESSES
 
 LONG = 1 << 18  # characters of one call
 
@@ -49,6 +53,8 @@ class Text:
     def __init__(self, *, threads: int, batch_limit: int, tokenised: Callable[[str, Task, float], None]) -> None:
         self._short = ThreadPoolExecutor(threads, thread_name_prefix="text")
         self._long = ThreadPoolExecutor(1, thread_name_prefix="text-long")
+        self._grammars = ThreadPoolExecutor(PROCESSES, thread_name_prefix="grammars")
+        self._guides = Guides()
         self._batch_limit = batch_limit
         self._tokenised = tokenised
 
@@ -61,7 +67,8 @@ class Text:
             self._check_count(asked.field, len(asked.prompts))
             self._check_tries(asked)
             work = Job(asked.field, sum(map(length, asked.prompts)), terms.deadline)
-            return await self._run(model, work, lambda: read_prompts(model, asked, call, terms))
+            guide = await self._guide(model, asked, terms.deadline)
+            return await self._run(model, work, lambda: read_prompts(model, asked, call, terms, guide))
 
     async def inputs(
         self, model: Model, asked: Reading, call: str, terms: Terms = UNCONDITIONAL
@@ -90,8 +97,9 @@ class Text:
             return await self._run(model, work, lambda: write_texts(model, rows, plain=plain))
 
     def close(self) -> None:
-        for pool in (self._short, self._long):
+        for pool in (self._short, self._long, self._grammars):
             pool.shutdown(wait=False, cancel_futures=True)
+        self._guides.close()
 
     def _check_count(self, field: str, count: int) -> None:
         if count == 0:
@@ -104,19 +112,34 @@ class Text:
             said = f"{len(asked.prompts)} prompts x {asked.tries} tries" if len(asked.prompts) > 1 else f"{asked.tries}"
             raise TooMany(f"n: at most {self._batch_limit} answers a call, got {said}", param="n")
 
+    async def _guide(self, model: Model, asked: Continuation, deadline: float) -> Guide | None:
+        """What grammar and thinking ask for; compiled where it is not known."""
+        wanted = model, asked.grammar, asked.thinking
+        if asked.grammar is None and asked.thinking is None:
+            return None
+        return self._guides.known(*wanted) or await on(
+            self._grammars, deadline, lambda: self._guides.guide(*wanted), "the answer's form was being compiled"
+        )
+
     async def _run(self, model: Model, job: Job, function: Callable[[], T]) -> T:
-        """What `function` returns or raises.  At the deadline nobody waits for it any longer, though a thread may."""
+        """What `function` returns or raises."""
         began = time.perf_counter()
         pool = self._long if job.characters > LONG else self._short
         try:
-            async with asyncio.timeout(None if job.deadline == math.inf else job.deadline - began):
-                return await asyncio.get_running_loop().run_in_executor(pool, function)
-        except TimeoutError:
-            raise Expired("the deadline has passed while the text was being made tokens") from None
+            return await on(pool, job.deadline, function, "the text was being made tokens")
         except (EncodingError, TemplateError) as error:
             raise BadRequest(f"{job.field}: {error}", param=job.field) from None
         finally:
             self._tokenised(model.name, model.task, time.perf_counter() - began)
+
+
+async def on(pool: Executor, deadline: float, function: Callable[[], T], meanwhile: str) -> T:
+    """What `function` returns or raises.  At the deadline nobody waits for it any longer, though a thread may."""
+    try:
+        async with asyncio.timeout(None if deadline == math.inf else deadline - time.perf_counter()):
+            return await asyncio.get_running_loop().run_in_executor(pool, function)
+    except TimeoutError:
+        raise Expired(f"the deadline has passed while {meanwhile}") from None
 
 
 def length(given: Prompt | Input) -> int:

@@ -1,0 +1,174 @@
+"""A grammar tried where it does no harm: a process of its own, which is ended if it takes too long.
+
+Knows no model and nothing else of the service; it reads questions from its standard input, a line each, and writes an
+answer to each.  The one idea: what somebody else wrote may take all the time and memory there is to be compiled, and
+nothing inside the library stops it; so it is compiled here first, and only what came through well in the server.
+"""
+
+import json
+import re
+import resource
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance.gbnf_to_lark import GbnfToLarkError, any_to_lark
+
+MEMORY, STACK = 1 << 30, 4 << 20  # bytes: half of what a thread's stack has in the server
+MOST_TRIALS = 300  # of parts of a schema, to find the one at fault
+LONGEST_SENTENCE = 300
+
+# A model that may write any number of spaces sometimes writes nothing else.
+WHITESPACE = r" |\r?\n[ \t]{0,40}"
+LIMITS = LLParserLimits(max_items_in_row=10_000, max_lexer_states=50_000, verbose_errors=False)
+
+NAMED = ("$defs", "definitions", "properties", "patternProperties", "dependentSchemas")  # schemas by names
+LISTED = ("prefixItems", "anyOf", "oneOf", "allOf")
+SINGLE = ("items", "additionalProperties", "unevaluatedProperties", "contains", "not")
+
+REWORDED = {
+    r"Unimplemented keys: \[(.*)\]": "keywords that are not supported: {}",
+    r"Expecting object schema.*": "must be an object",
+    r"Unknown format: (.*)": "the format {} is not supported",
+    r"oneOf constraints are not supported.*": "oneOf is supported where no two alternatives can hold; say anyOf",
+    r"Resource '(.*)' is not present in a registry.*": "{} is not fetched; put what it refers to into $defs",
+    r".*NoExtensionBias.*": "there is nothing that it allows",
+    r".*too many expressions constructed.*": "is too complex",
+    r"(?:Parser Error: )?Current row has .*": "is too complex: too many alternatives in one place",
+}
+
+
+def written(kind: str, source: str) -> str:
+    """As llguidance reads it.  ValueError for what is not even that."""
+    match kind:
+        case "object":
+            return LLMatcher.grammar_from_json_schema('{"type": "object"}', {"whitespace_pattern": WHITESPACE})
+        case "schema":
+            return LLMatcher.grammar_from_json_schema(source, {"whitespace_pattern": WHITESPACE})
+        case "regex":
+            return LLMatcher.grammar_from_regex(source)
+        case "choice":
+            texts = [json.dumps(text, ensure_ascii=False) for text in json.loads(source)]
+            return "start: CHOICE\nCHOICE: " + " | ".join(texts)
+        case _ if "::=" in source:
+            return str(any_to_lark(source))
+        case _:
+            return source
+
+
+def fault(tokenizer: LLTokenizer, grammar: str) -> str:
+    """What llguidance says against it; empty if nothing."""
+    return LLMatcher(tokenizer, grammar, log_level=0, limits=LIMITS).get_error()
+
+
+def answer(asked: dict[str, Any]) -> dict[str, str]:
+    """The `grammar`, or what is wrong with it and where: `place` in a schema, as people write it."""
+    kind, source = asked["kind"], asked["source"]
+    tokenizer = outlined(asked["size"], tuple(asked["ends"]), tuple(map(tuple, asked["special"])))
+    try:
+        grammar = written(kind, source)
+    except (GbnfToLarkError, ValueError, RecursionError) as problem:
+        return {"wrong": sentence(str(problem)), "place": ""}
+    error = fault(tokenizer, grammar)
+    if not error:
+        return {"grammar": grammar}
+    if kind != "schema":
+        return {"wrong": sentence(error), "place": ""}
+    place, error = narrowed(
+        json.loads(source), error, lambda part: fault(tokenizer, written("schema", json.dumps(part)))
+    )
+    return {"wrong": sentence(error), "place": place}
+
+
+@lru_cache(maxsize=4)
+def outlined(size: int, ends: tuple[int, ...], special: tuple[tuple[int, str], ...]) -> LLTokenizer:
+    """A vocabulary of single bytes, and of the special tokens that a grammar may name."""
+    tokens = [b""] * size
+    for token, spelled in special:
+        tokens[token] = spelled.encode()
+    free = (token for token in range(size) if not tokens[token] and token not in ends)
+    for byte, token in zip(range(256), free, strict=False):
+        tokens[token] = bytes([byte])
+    return LLTokenizer(TokenizerWrapper(Outline(tokens, ends, [token for token, _ in special])), eos_token=list(ends))
+
+
+class Outline:
+    """A tokenizer as TokenizerWrapper wants one."""
+
+    bos_token_id = None
+
+    def __init__(self, tokens: list[bytes], ends: tuple[int, ...], special: list[int]) -> None:
+        self.tokens, self.eos_token_id, self.special_token_ids = tokens, ends[0], special
+        self._of_byte = {spelled: token for token, spelled in enumerate(tokens) if token not in special}
+
+    def __call__(self, text: bytes) -> list[int]:
+        return [self._of_byte[bytes([byte])] for byte in text if bytes([byte]) in self._of_byte]
+
+
+def narrowed(schema: Any, error: str, fault: Callable[[Any], str]) -> tuple[str, str]:
+    """The smallest part of a schema that is wrong in the same way by itself: its place, and what is said of it."""
+    shared = {key: schema[key] for key in ("$defs", "definitions", "x-guidance") if key in schema} if schema else {}
+    path, part, left = "", schema, MOST_TRIALS
+    while left > 0:
+        for step, child in parts(part):
+            left -= 1
+            if fault(shared | child) == error:
+                path, part = path + step, child
+                break
+            if left <= 0:
+                break
+        else:
+            break
+    return path, error
+
+
+def parts(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas right inside a schema, and the way to each."""
+    for key in NAMED:
+        if isinstance(named := schema.get(key), dict):
+            yield from ((f".{key}.{name}", child) for name, child in named.items() if isinstance(child, dict))
+    for key in LISTED:
+        if isinstance(listed := schema.get(key), list):
+            yield from ((f".{key}[{at}]", child) for at, child in enumerate(listed) if isinstance(child, dict))
+    for key in SINGLE:
+        if isinstance(child := schema.get(key), dict):
+            yield f".{key}", child
+
+
+def sentence(error: str) -> str:
+    """What llguidance says, for people: one line, without what it repeats of the source."""
+    error = error.removesuffix("\n<non-verbose/>")
+    for pattern, words in REWORDED.items():
+        if found := re.fullmatch(pattern, error, re.DOTALL):
+            return words.format(*(group.replace('"', "") for group in found.groups()))
+    if "\nerror: " in error:  # of a regular expression; the line before shows the column
+        before, _, after = error.rpartition("\nerror: ")
+        column = len(before.rpartition("\n")[2].rstrip("^")) - 3
+        return shortened(f"character {column}: {after.splitlines()[0]}")
+    if found := re.match(r"(?:at )?(\d+)\((\d+)\): ([^\n]*)", error):
+        return shortened(f"line {found[1]}, column {found[2]}: {found[3]}")
+    return shortened(error.partition("\n")[0])
+
+
+def shortened(text: str) -> str:
+    return text if len(text) <= LONGEST_SENTENCE else text[:LONGEST_SENTENCE] + "..."
+
+
+def main() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    resource.setrlimit(resource.RLIMIT_STACK, (STACK, STACK))
+    say("")  # ready
+    for line in sys.stdin.buffer:
+        say(json.dumps(answer(json.loads(line))))
+
+
+def say(line: str) -> None:
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

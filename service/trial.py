@@ -1,0 +1,106 @@
+"""Asking the compiler's process whether a grammar can be compiled, and ending it if it doesn't say so in time.
+
+Knows no model.  The one idea: a process that hangs, swells or falls over is ended, and another is started for the next.
+"""
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from queue import SimpleQueue
+from typing import Any
+
+from service import compiler
+from service.errors import BadRequest
+from service.grammar import Grammar
+
+SECONDS = 1.0  # of the clock: what takes longer is refused
+PROCESSES = 2  # so that one who has to be waited for holds up no other
+
+
+class Trials:
+    """As many grammars at a time as there are processes, which start when they are first needed."""
+
+    def __init__(self) -> None:
+        self._idle: SimpleQueue[Trial] = SimpleQueue()
+        self._all = [Trial() for _ in range(PROCESSES)]
+        for each in self._all:
+            self._idle.put(each)
+
+    def written(self, grammar: Grammar, outline: dict[str, Any]) -> str:
+        """The grammar as llguidance reads it, for a vocabulary of which `outline` says enough.
+
+        Raises BadRequest, naming the field and the place in it.  Any thread may call it.
+        """
+        trial = self._idle.get()
+        try:
+            told = trial.ask({"kind": grammar.kind, "source": grammar.source} | outline)
+        finally:
+            self._idle.put(trial)
+        if "grammar" not in told:
+            where = grammar.field + told["place"]
+            raise BadRequest(f"{where}: {told['wrong']}", param=grammar.field)
+        return told["grammar"]
+
+    def close(self) -> None:
+        for each in self._all:
+            each.end()
+
+
+class Trial:
+    """One process."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, question: dict[str, Any]) -> dict[str, str]:
+        process = self._process = self._process or started()
+        try:
+            line = exchanged(process, json.dumps(question).encode() + b"\n")
+        except (BrokenPipeError, TimeoutError) as problem:
+            self.end()
+            late = isinstance(problem, TimeoutError)
+            wrong = f"takes longer than {SECONDS:g} s to compile" if late else "takes too much memory to compile"
+            return {"wrong": f"is too complex: it {wrong}", "place": ""}
+        told: dict[str, str] = json.loads(line)
+        return told
+
+    def end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
+
+
+def started() -> subprocess.Popen[bytes]:
+    """A compiler that is ready; a signal to the server's group is not for it, and it ends when the server has."""
+    process = subprocess.Popen(
+        [sys.executable, "-P", compiler.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()  # it says when it has started, which is nobody's time
+    return process
+
+
+def exchanged(process: subprocess.Popen[bytes], question: bytes) -> bytes:
+    """The line that comes back.  TimeoutError if it doesn't; BrokenPipeError if nothing will."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(question)
+    process.stdin.flush()
+    until, line = time.monotonic() + SECONDS, b""
+    while not line.endswith(b"\n"):
+        ready, _, _ = select.select([process.stdout], [], [], max(until - time.monotonic(), 0))
+        if not ready:
+            raise TimeoutError
+        part = os.read(process.stdout.fileno(), 1 << 16)
+        if not part:
+            raise BrokenPipeError
+        line += part
+    return line
