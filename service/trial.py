@@ -56,6 +56,8 @@ class Trial:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: dict[str, Any]) -> dict[str, str]:
+        if self._process is not None and self._process.poll() is not None:  # somebody else has ended it
+            self.end()
         process = self._process = self._process or started()
         try:
             line = exchanged(process, json.dumps(question).encode() + b"\n")
