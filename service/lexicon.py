@@ -57,7 +57,9 @@ class Lexicon:
     def tokens(self, text: bytes, *, special: bool = False) -> list[int]:
         """Tokens that spell exactly `text` within a text: the tokenizer's own if it can be, `special` ones too."""
         tokenizer = self._tokenizer()
-        for before in ("", WALL) if tokenizer is not None else ():
+        if tokenizer is None:
+            return self._greedy(text)
+        for before in ("", WALL):
             cut = tokenizer.encode_batch([before, before + text.decode()], special=False, offsets=False)
             ids = cut[1].ids[len(cut[0]) :]
             if b"".join(self.spelled[token] for token in ids) == text and (special or self.special.isdisjoint(ids)):

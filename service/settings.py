@@ -84,6 +84,11 @@ class Settings(BaseSettings):
     step_tokens: int = Field(512, ge=1, le=1 << 20, description="Tokens a generator computes in one step, at most.")
     max_running: int = Field(64, ge=1, le=4096, description="Sequences a generator advances in one step, at most.")
     prefill_chunk: int = Field(256, ge=1, le=1 << 20, description="Tokens of one prompt computed in a step, at most.")
+    prefix_sharing: Literal["all", "key"] = Field(
+        "all",
+        description="Whose requests find each other's prompts in the cache: everybody's, or those of one key only, so "
+        "that nobody learns by the time it takes what others have asked.",
+    )
     draft_tokens: int = Field(
         8,
         ge=0,

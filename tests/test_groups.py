@@ -100,6 +100,18 @@ def test_groups_and_others_in_little_room(seed: int) -> None:
             assert ticket.tokens == said(alone)
 
 
+def test_who_has_another_salt_finds_nothing_stored() -> None:
+    worker = generator(FakeGenerator())
+    cached = []
+    for salt in ("", "", "a", "a", "b", ""):
+        (ticket,) = ask(worker, generate(range(1, 12), 2, salt=salt))
+        finish(worker)
+        done = ticket.events[-1]
+        assert isinstance(done, Done)
+        cached.append(done.cached_tokens)
+    assert cached == [0, 8, 0, 8, 0, 8]
+
+
 # Prompts that are scored
 
 

@@ -29,7 +29,7 @@ from service.api.openai_wire import (
 from service.api.openai_write import Call, write_error, write_models
 from service.errors import BadRequest, NotFound, Overloaded, PolyheadError, StepFailed, TooLong, Unavailable
 from service.model import Model
-from service.request import Done, Encode, Failed, Generate, Request, Sampling, Token
+from service.request import Done, Encode, Failed, Generate, Prompted, Request, Sampling, Token
 
 TALK = {"model": "talker", "messages": [{"role": "user", "content": "Hi"}]}
 GO_ON = {"model": "talker", "prompt": "The fox"}
@@ -517,3 +517,57 @@ def test_deep_nesting_is_a_complaint_like_any_other(field: str) -> None:
 def test_long_lists_are_counted_before_they_are_read(kind: Any, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(BadRequest, match=message):
         kind.read({"model": "chat", **changes})
+
+
+@pytest.mark.parametrize(("sharing", "told"), [("all", ("", "")), ("key", ("one\n", "two\n"))])
+def test_keys_may_keep_their_prompts_to_themselves(models: list[Model], sharing: str, told: tuple[str, str]) -> None:
+    registry = Registry(models, echo)
+    app = application(registry, prefix_sharing=sharing, api_keys={"one": "a" * 20, "two": "b" * 20})
+
+    async def both() -> None:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            for key in ("a", "b"):
+                headers = {"authorization": f"Bearer {key * 20}"}
+                answer = await client.post("/v1/completions", json=GO_ON | {"max_tokens": 2}, headers=headers)
+                assert answer.status_code == 200, answer.text
+
+    asyncio.run(both())
+    assert tuple(request.salt for request in registry.requests if isinstance(request, Generate)) == told
+
+
+def test_the_prompt_is_echoed_with_its_scores(models: list[Model]) -> None:
+    scores = tuple((-float(place), ((5, -0.5),)) for place in range(1, 40))
+
+    def script(model: Model, request: Request) -> Iterable[Any]:
+        assert isinstance(request, Generate)
+        yield Prompted(scores[: len(request.tokens) - 1]) if request.prompt_logprobs >= 0 else Token(7, -1.0)
+        if request.max_tokens:
+            yield Token(7, -1.0)
+        yield Done("length", len(request.tokens), 1)
+
+    app = application(Registry(models, script))
+    ids = [40, 41, 42]
+    wires = [
+        GO_ON | {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 0},
+        GO_ON | {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "n": 2},
+        GO_ON | {"prompt": "The fox", "echo": True, "max_tokens": 1},
+        GO_ON | {"prompt": ids, "prompt_logprobs": 1, "max_tokens": 1},
+    ]
+    alone, twice, text, apart = (
+        answer.json()["choices"] for answer in ask(app, *(("/v1/completions", wire) for wire in wires))
+    )
+    spelled = models[0].tokenizer.decode(ids, skip_special=False)
+    assert alone[0]["text"] == spelled
+    assert alone[0]["logprobs"]["token_logprobs"] == [None, -1.0, -2.0]
+    assert alone[0]["logprobs"]["top_logprobs"][0] is None
+    for choice in twice:
+        assert choice["text"].startswith(spelled)
+        assert choice["logprobs"]["token_logprobs"] == [None, -1.0, -2.0, -1.0]
+        assert choice["logprobs"]["text_offset"][-1] == len(spelled)
+    assert text[0]["text"].startswith("The fox")
+    assert text[0]["logprobs"] is None
+    first, second, _ = apart[0]["prompt_logprobs"]
+    assert first is None
+    assert second[str(ids[1])]["logprob"] == -1.0
+    assert second["5"]["logprob"] == -0.5

@@ -22,7 +22,10 @@ async def begun(request: Request, wire: Work, model: Model, asked: Continuation,
 
     Of several to one prompt the first comes first, then those to the next prompt.
     """
-    requests = await server(request).text.prompts(model, asked, call, terms(request, wire))
+    on = terms(request, wire)
+    if server(request).settings.prefix_sharing == "key":
+        asked = replace(asked, salt=f"{on.owner}\n{asked.salt}")
+    requests = await server(request).text.prompts(model, asked, call, on)
     stops = Stops(asked.stops, asked.stop_tokens, asked.keep_stop)
     answers = continued(model.tokenizer, stops, requests, submitter(request, model))
     if asked.tries > asked.count:
