@@ -541,7 +541,8 @@ def test_the_prompt_is_echoed_with_its_scores(models: list[Model]) -> None:
 
     def script(model: Model, request: Request) -> Iterable[Any]:
         assert isinstance(request, Generate)
-        yield Prompted(scores[: len(request.tokens) - 1]) if request.prompt_logprobs >= 0 else Token(7, -1.0)
+        if request.prompt_logprobs >= 0:
+            yield Prompted(scores[: len(request.tokens) - 1])
         if request.max_tokens:
             yield Token(7, -1.0)
         yield Done("length", len(request.tokens), 1)
