@@ -125,7 +125,7 @@ def test_tools_equal_the_reference(template: str) -> None:
         messages, tools=[TOOL], chat_template=source, tokenize=False, add_generation_prompt=True, date_string="today"
     )
     ours = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
-    assert ours.render(messages, tools=[TOOL], date_string="today") == expected
+    assert ours.render(messages, variables={"tools": [TOOL], "date_string": "today"}) == expected
     assert "zwei €" in expected
 
 

@@ -219,16 +219,24 @@ def test_chat_templates_wherever_they_are(tiny_generator: Path, tmp_path: Path, 
     match form:
         case "jinja":
             (folder / "chat_template.jinja").write_text(template)
+            (folder / "additional_chat_templates").mkdir()
+            (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0] }}<tool_call>")
         case "json":
             checkpoints.write_json(folder / "chat_template.json", {"chat_template": template})
         case "config":
             edited(folder, folder, "tokenizer_config.json", chat_template=template)
         case "named":
-            named = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": template}]
+            named = [
+                {"name": "tool_use", "template": "{{ tools[0] }}<tool_call>"},
+                {"name": "default", "template": template},
+            ]
             edited(folder, folder, "tokenizer_config.json", chat_template=named)
     chat = load(str(folder)).chat
     assert chat is not None
     assert chat.render([{"role": "user", "content": "Hi"}]) == "<|endoftext|>Hi!"
+    with_tools = chat.render([{"role": "user", "content": "Hi"}], variables={"tools": ["add"]})
+    assert with_tools == ("add<tool_call>" if form in ("jinja", "named") else "<|endoftext|>Hi!")
+    assert chat.format.listing == (form in ("jinja", "named"))
 
 
 def test_shards_equal_one_file(tiny_classifier: Path, tmp_path: Path) -> None:

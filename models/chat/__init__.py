@@ -4,61 +4,96 @@ The one idea: a template is a program by a stranger.  It is compiled once, sees 
 it can neither reach anything nor take long (models/sandbox.py).  Knows no tokens: a prompt is text.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jinja2
 
+from models.chat.format import format_of
 from models.chat.functions import allow
 from models.chat.sandbox import FAILURES, Sandbox
 from models.errors import TemplateError
 from models.tokenizer import well_formed
 
+NONE: Mapping[str, Any] = {}
 SOURCE = 200_000  # characters that a template may have
+MARK = "CONTINUE_FINAL_MESSAGE_TAG "  # put where a message is to be gone on with, to find the place again
 
 
 class ChatTemplate:
     """A compiled chat template; rendering changes nothing in it, so any number of threads may.
 
-    TemplateError for a source that is no template.
+    Some checkpoints have another one for when there are tools, `tool_use`.  TemplateError for a source that is no
+    template.
     """
 
-    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
-        self.source = source
+    def __init__(self, source: str, *, tool_use: str = "", bos_token: str = "", eos_token: str = "") -> None:
+        self.source, self.format = source, format_of(source + tool_use)
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
+        self._sandbox = Sandbox()
+        self._template = self._compiled(source)
+        self._tool_use = self._compiled(tool_use) if tool_use else self._template
+
+    def _compiled(self, source: str) -> jinja2.Template:
         if len(source) > SOURCE:
             raise TemplateError(f"the chat template has {len(source):,} characters; at most {SOURCE:,} are read")
-        self._sandbox = Sandbox()
         self._sandbox.start()
         try:
-            self._template = self._sandbox.from_string(well_formed(source, "the chat template"))
+            return self._sandbox.from_string(well_formed(source, "the chat template"))
         except jinja2.TemplateSyntaxError as problem:
             raise TemplateError(f"the chat template is wrong in line {problem.lineno}: {problem.message}") from problem
         except FAILURES as problem:
             raise TemplateError(f"the chat template cannot be read: {problem}") from problem
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **extra: Any) -> str:
-        """The prompt for `messages`; `extra` are more variables for the template (`tools`, `documents`, ...).
+    def reads(self, name: str) -> bool:
+        """Whether it mentions a variable."""
+        return re.search(rf"\b{re.escape(name)}\b", self.source) is not None
 
-        TemplateError if the template fails, refuses the messages or goes beyond a limit; EncodingError if a message
-        is no text (lone surrogates).
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        continued: bool = False,
+        variables: Mapping[str, Any] = NONE,
+    ) -> str:
+        """The prompt for `messages`; `variables` are more of what the template may read (`tools`, `documents`, ...).
+
+        With `continued` it ends in the middle of the last message, which has a text to be gone on with.
+
+        TemplateError if the template fails, refuses the messages, leaves the last one out, or goes beyond a limit;
+        EncodingError if a message is no text (lone surrogates).
         """
-        values = {"tools": None, "documents": None, **extra, "messages": messages}
+        marked = (
+            [*messages[:-1], {**messages[-1], "content": messages[-1]["content"] + MARK}] if continued else messages
+        )
+        values = {"tools": None, "documents": None, **variables, "messages": marked}
         try:
             given = {name: _plain(value, name) for name, value in values.items()}
-            return self._written({**self._tokens, **given, "add_generation_prompt": add_generation_prompt})
+            written = self._written({**self._tokens, **given, "add_generation_prompt": add_generation_prompt})
         except FAILURES as problem:
             said = str(problem)[:500] or type(problem).__name__
             raise TemplateError(f"the chat template fails on these messages: {said}") from problem
+        return _cut(written, messages[-1]["content"]) if continued else written
 
     def _written(self, given: Mapping[str, Any]) -> str:
         parts, size = [], 0
         self._sandbox.start()
-        for part in self._template.generate(given):
+        template = self._tool_use if given["tools"] else self._template
+        for part in template.generate(given):
             size += len(part)
             allow(size)
             parts.append(part)
         return "".join(parts)
+
+
+def _cut(written: str, last: str) -> str:
+    """What was written before the mark; space that the template took from the message's end is no part of it."""
+    at = written.rfind(MARK.strip())
+    if at < 0 or last.strip() not in written:
+        raise TemplateError("the chat template does not write the last message as it is, so it cannot be gone on with")
+    return written[:at] if written.startswith(MARK, at) else written[:at].rstrip()
 
 
 def _plain(value: Any, name: str) -> Any:

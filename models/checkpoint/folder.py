@@ -142,16 +142,16 @@ def tokenizer_of(path: Path) -> Tokenizer:
 def chat_of(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The template from its own file or from the tokenizer's configuration."""
     if (path / "chat_template.jinja").is_file():
-        source: Any = (path / "chat_template.jinja").read_text(encoding="utf-8", errors="replace")
-    else:
-        aside = read_json(path / "chat_template.json", {})
-        source = aside.get("chat_template") or read_json(path / "tokenizer_config.json", {}).get("chat_template")
+        beside = path / "additional_chat_templates" / "tool_use.jinja"
+        files = {"default": path / "chat_template.jinja"} | ({"tool_use": beside} if beside.is_file() else {})
+        sources = {name: file.read_text(encoding="utf-8", errors="replace") for name, file in files.items()}
+        return template(str(path), sources, tokenizer)
+    aside = read_json(path / "chat_template.json", {})
+    source = aside.get("chat_template") or read_json(path / "tokenizer_config.json", {}).get("chat_template")
     if isinstance(source, list):
-        named = {each.get("name"): each.get("template") for each in source if isinstance(each, dict)}
-        source = named.get("default")
-    if not isinstance(source, str):
-        return None
-    return template(str(path), source, tokenizer)
+        named = {str(each.get("name")): each.get("template") for each in source if isinstance(each, dict)}
+        return template(str(path), named, tokenizer)
+    return template(str(path), {"default": source}, tokenizer)
 
 
 def stops_of(parts: Parts, tokenizer: Tokenizer) -> frozenset[int]:

@@ -152,10 +152,8 @@ def tokenizer_of(path: Path, metadata: Json) -> Tokenizer:
 
 
 def chat_of(path: Path, metadata: Json, tokenizer: Tokenizer) -> ChatTemplate | None:
-    source = metadata.get("tokenizer.chat_template")
-    if not isinstance(source, str):
-        return None
-    return template(str(path), source, tokenizer)
+    keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+    return template(str(path), {name: metadata.get(key) for name, key in keys.items()}, tokenizer)
 
 
 def stops_of(metadata: Json, tokenizer: Tokenizer) -> frozenset[int]:

@@ -54,10 +54,14 @@ def missing_hint(path: Path) -> str:
     return f"is not there, and is needed{hint}"
 
 
-def template(file: str, source: str, tokenizer: Tokenizer) -> ChatTemplate:
-    """A chat template; what is wrong with it names the file."""
+def template(file: str, sources: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The chat template called "default", with the one called "tool_use"; what is wrong with it names the file."""
+    source, tool_use = sources.get("default"), sources.get("tool_use")
+    if not isinstance(source, str):
+        return None
+    tools = tool_use if isinstance(tool_use, str) else ""
     try:
-        return ChatTemplate(source, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+        return ChatTemplate(source, tool_use=tools, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
     except ModelError as error:
         raise CheckpointError(str(error), file=file) from None
 
