@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from models.chat import ChatTemplate
+from models.chat.format import Format
 from models.tokenizer import Tokenizer
 from service.errors import PolyheadError
 from service.request import Task
@@ -39,6 +40,11 @@ class Model:
     prompts: Mapping[str, str] = field(default_factory=dict)
     pooling: str = ""
     adapter: int = 0
+
+    @property
+    def format(self) -> Format:
+        """What its answers look like in a conversation."""
+        return self.chat.format if self.chat else Format()
 
 
 @contextmanager

@@ -86,7 +86,7 @@ class Piece:
     """The next bit of an answer; the last one has a `finish` and the usage.  `drawn` only where asked for.
 
     `stop` is the stop string that was found, or the token asked for that ended it.  The tokens of the `prompt` are in
-    the first piece, where they were asked for.
+    the first piece, where they were asked for.  `tokens` were drawn until here.
     """
 
     text: str
@@ -95,6 +95,7 @@ class Piece:
     usage: Usage = Usage()
     stop: str | int = ""
     prompt: tuple[Drawn, ...] = ()
+    tokens: int = 0
 
 
 class StopString:
@@ -197,7 +198,7 @@ class Transcript:
         self.length += len(text)
         shown = self.tail.push(text)
         self.shown += len(shown)
-        return Piece(shown, self.released())
+        return Piece(shown, self.released(), tokens=self.tokens)
 
     def released(self) -> tuple[Drawn, ...]:
         """The tokens that begin before the end of what is shown; half a character waits for its other half."""
@@ -215,7 +216,7 @@ class Transcript:
             return replace(piece, finish="stop", usage=self.usage, stop=self.tail.found)
         finish: Literal["stop", "length"] = "length" if done.reason == "length" else "stop"
         text, drawn = piece.text + self.tail.flush(), piece.drawn + tuple(self.waiting)
-        return Piece(text, drawn, finish, self.usage, done.token if asked else "")
+        return Piece(text, drawn, finish, self.usage, done.token if asked else "", tokens=self.tokens)
 
     def top(self, likeliest: Sequence[tuple[int, float]]) -> tuple[Scored, ...]:
         return tuple(self.scored(id, logprob) for id, logprob in likeliest)
@@ -306,11 +307,16 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
 
 async def whole(count: int, items: AsyncGenerator[tuple[int, Piece], None]) -> list[Piece]:
     """`count` answers, each in one piece."""
-    parts: list[list[Piece]] = [[] for _ in range(count)]
+    return [joined(pieces) for pieces in await parted(count, items)]
+
+
+async def parted(count: int, items: AsyncGenerator[tuple[int, T], None]) -> list[list[T]]:
+    """All parts of each of `count` answers."""
+    parts: list[list[T]] = [[] for _ in range(count)]
     async with aclosing(items):
-        async for index, piece in items:
-            parts[index].append(piece)
-    return [joined(part) for part in parts]
+        async for index, item in items:
+            parts[index].append(item)
+    return parts
 
 
 def joined(parts: Sequence[Piece]) -> Piece:
