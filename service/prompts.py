@@ -4,18 +4,18 @@ Knows no HTTP and no tensor.
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from service.errors import BadRequest, EmptyInput, TooLong
 from service.grammar import Grammar, Thinking
-from service.guide import Guide
 from service.limits import check_characters, known_tokens, place
 from service.model import Model
 from service.request import Beams, Generate, Sampling, Terms
 
 SEEDS = 1 << 63
+TAIL = 16  # tokens of a prompt in which a tag is looked for that ends it
 STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that near seeds share none
 
 
@@ -23,13 +23,15 @@ STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so tha
 class Chat:
     """Messages for the checkpoint's template, with the `tools` and other `variables` that it may read.
 
-    `continued`: the last message is the beginning of the answer, to be gone on with.
+    `continued`: the last message is the beginning of the answer, to be gone on with.  `opened`: the prompt says that an
+    answer follows.
     """
 
     messages: tuple[Mapping[str, Any], ...]
     tools: tuple[Mapping[str, Any], ...] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     continued: bool = False
+    opened: bool = True
 
 
 Prompt = str | tuple[int, ...] | Chat
@@ -69,13 +71,8 @@ class Continuation:
         return max(self.count, self.best_of)
 
 
-def read_prompts(
-    model: Model, asked: Continuation, call: str, terms: Terms, guide: Guide | None = None
-) -> list[Generate]:
-    """The requests of each prompt, one after the other: as many as are to be tried, all of one group.
-
-    `guide` is what was made of the grammar and the thinking that are asked for.
-    """
+def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> list[Generate]:
+    """The requests of each prompt, one after the other: as many as are to be tried, all of one group."""
     sampling = sampled(model, asked)
     requests = []
     for index, prompt in enumerate(asked.prompts):
@@ -96,7 +93,6 @@ def read_prompts(
                     adapter=model.adapter,
                     group="" if asked.tries == 1 else f"{call}-{index}",
                     beams=asked.beams,
-                    guide=guide,
                     prompt_logprobs=-1 if number else asked.prompt_logprobs,
                     salt=asked.salt,
                 )
@@ -154,7 +150,37 @@ def check_length(model: Model, length: int, where: str) -> None:
 def rendered(model: Model, prompt: Chat, where: str) -> str:
     if model.chat is None:
         raise BadRequest(f"{where}: {model.name} has no chat template; ask for a completion instead", param=where)
-    return model.chat.render(prompt.messages)
+    return model.chat.render(
+        prompt.messages,
+        add_generation_prompt=prompt.opened and not prompt.continued,
+        continued=prompt.continued,
+        variables={"tools": prompt.tools or None, **prompt.variables},
+    )
+
+
+def thinking_left(model: Model, asked: Continuation, tokens: Sequence[int]) -> Thinking | None:
+    """What of the thinking that is asked for the prompt, which `tokens` are, leaves to the answer."""
+    if asked.thinking is None:
+        return None
+    match thinks(model, asked.prompts[0], tokens):
+        case "does":
+            return replace(asked.thinking, begin="")
+        case "may":
+            return asked.thinking
+        case "":
+            return None
+
+
+def thinks(model: Model, prompt: Prompt, tokens: Sequence[int]) -> Literal["", "may", "does"]:
+    """Whether the answer to `tokens`, which are the `prompt`, begins among thoughts, or may begin with some."""
+    begin, end = model.format.begin, model.format.end
+    if not end or not isinstance(prompt, Chat):
+        return ""
+    last = model.tokenizer.decode(tokens[-TAIL:], skip_special=False).rstrip()
+    if prompt.continued:
+        said = str(prompt.messages[-1]["content"])
+        return "does" if said.rfind(begin) > said.rfind(end) or last.endswith(begin) else ""
+    return "does" if last.endswith(begin) else "" if last.endswith(end) else "may"
 
 
 def room(model: Model, length: int, asked: Continuation, where: str) -> int:

@@ -11,18 +11,20 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from models.chat.functions import weight
 from models.errors import EncodingError, TemplateError
 from models.tokenizer import Encoding
 from service.errors import BadRequest, EmptyInput, Expired, TooLong, TooMany
+from service.grammar import Grammar, Thinking
 from service.guide import Guide
 from service.guides import Guides
 from service.inputs import Input, Read, Reading, read_inputs
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
-from service.prompts import Chat, Continuation, Prompt, read_prompts
+from service.prompts import Chat, Continuation, Prompt, read_prompts, thinking_left
 from service.request import Generate, Task, Terms
 from service.trial import PROCESSES
 
@@ -67,8 +69,16 @@ class Text:
             self._check_count(asked.field, len(asked.prompts))
             self._check_tries(asked)
             work = Job(asked.field, sum(map(length, asked.prompts)), terms.deadline)
-            guide = await self._guide(model, asked, terms.deadline)
-            return await self._run(model, work, lambda: read_prompts(model, asked, call, terms, guide))
+            requests = await self._run(model, work, lambda: read_prompts(model, asked, call, terms))
+            thinking = thinking_left(model, asked, requests[0].tokens)
+            guide = await self._guide(model, asked.grammar, thinking, terms.deadline)
+            return [replace(request, guide=guide) for request in requests] if guide else requests
+
+    async def check(self, model: Model, grammars: Sequence[Grammar], deadline: float) -> None:
+        """Raises what is wrong with the first one that cannot be compiled."""
+        with concerning(model):
+            for grammar in grammars:
+                await self._guide(model, grammar, None, deadline)
 
     async def inputs(
         self, model: Model, asked: Reading, call: str, terms: Terms = UNCONDITIONAL
@@ -112,11 +122,13 @@ class Text:
             said = f"{len(asked.prompts)} prompts x {asked.tries} tries" if len(asked.prompts) > 1 else f"{asked.tries}"
             raise TooMany(f"n: at most {self._batch_limit} answers a call, got {said}", param="n")
 
-    async def _guide(self, model: Model, asked: Continuation, deadline: float) -> Guide | None:
-        """What grammar and thinking ask for; compiled where it is not known."""
-        wanted = model, asked.grammar, asked.thinking
-        if asked.grammar is None and asked.thinking is None:
+    async def _guide(
+        self, model: Model, grammar: Grammar | None, thinking: Thinking | None, deadline: float
+    ) -> Guide | None:
+        """What they ask for; compiled where it is not known."""
+        if grammar is None and thinking is None:
             return None
+        wanted = model, grammar, thinking
         return self._guides.known(*wanted) or await on(
             self._grammars, deadline, lambda: self._guides.guide(*wanted), "the answer's form was being compiled"
         )
@@ -143,12 +155,12 @@ async def on(pool: Executor, deadline: float, function: Callable[[], T], meanwhi
 
 
 def length(given: Prompt | Input) -> int:
-    """In characters; ids are tokens already, and cost nothing."""
+    """In characters, about; ids are tokens already, and cost nothing."""
     match given:
         case str():
             return len(given)
         case Chat(messages=messages):
-            return sum(len(str(message.get("content", ""))) for message in messages)
+            return weight((messages, given.tools))
         case _:
             return sum(len(part) for part in given if isinstance(part, str))
 

@@ -139,9 +139,8 @@ def test_models_and_errors(client: openai.OpenAI, server: Process) -> None:
     assert client.models.retrieve("judge").id == "judge"
     with pytest.raises(openai.NotFoundError, match="there are: chat, judge, vectors, ranker"):
         client.completions.create(model="nobody", prompt="x")
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
-    with pytest.raises(openai.BadRequestError, match="tools"):
-        client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "x"}], tools=[tool])  # type: ignore[list-item]
+    with pytest.raises(openai.BadRequestError, match="functions"):
+        client.chat.completions.create(model="chat", messages=[{"role": "user", "content": "x"}], functions=[{}])  # type: ignore[typeddict-item]
     with pytest.raises(openai.BadRequestError, match="256") as caught:
         client.completions.create(model="chat", prompt="fox " * 400, max_tokens=1)
     assert gauge(server, "polyhead_requests_total", "chat", 'outcome="rejected"') == 1

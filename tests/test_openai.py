@@ -15,10 +15,10 @@ from fastapi import FastAPI
 from scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, spoken, until
 
 from service.api.dialect import takes
+from service.api.openai_messages import NOT_FOR_MESSAGES
 from service.api.openai_wire import (
     NOT_FOR_CHAT,
     NOT_FOR_COMPLETIONS,
-    NOT_FOR_MESSAGES,
     ChatRequest,
     CompletionRequest,
     EmbeddingRequest,
@@ -102,7 +102,7 @@ def test_chat_is_read_as_templates_know_it() -> None:
         {"role": "tool", "content": "d", "tool_call_id": "1"},
     ]
     wire = ChatRequest.read(TALK | {"messages": messages, "max_completion_tokens": 9, "logprobs": True})
-    asked = read_chat(wire)
+    asked = read_chat(wire).asked
     assert [dict(message) for message in asked.prompts[0].messages] == [  # type: ignore[union-attr]
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "a\nb", "name": "me"},
@@ -145,7 +145,7 @@ def test_one_or_several_texts_or_lists_of_ids(given: Any, inputs: Any) -> None:
         (CompletionRequest, GO_ON, {"logprobs": True}, "logprobs: must be a whole number, got true"),
         (CompletionRequest, GO_ON, {"logprobs": 21}, "logprobs: must be between 0 and 20, got 21"),
         (ChatRequest, TALK, {"messages": []}, "messages: must have at least 1 item(s), got []"),
-        (ChatRequest, TALK, {"tools": [{}]}, "tools: [{}] is not supported by this server"),
+        (ChatRequest, TALK, {"functions": [{}]}, "functions: [{}] is not supported by this server"),
         (ChatRequest, TALK, {"response_format": {"type": "json"}}, "response_format.type: must be 'text', "),
         (ChatRequest, TALK, {"stream_options": {"a": 1}}, "stream_options.a: is not a known field"),
         (EmbeddingRequest, EMBED, {"dimensions": 0}, "dimensions: must be between 1 and"),
@@ -162,17 +162,17 @@ def test_complaints_name_the_field_and_what_would_be_right(kind: Any, valid: Any
 @pytest.mark.parametrize(
     ("message", "sentence"),
     [
-        ({"role": "user", "content": 7}, "messages[0].content: must be a string or a list of text parts, got 7"),
         ({"role": "user"}, "messages[0].content: is required"),
+        ({"role": "user", "content": 7}, "messages[0].content: must be a string or a list of text parts, got 7"),
         ({"role": "boss", "content": "a"}, "messages[0].role: must be 'system', 'developer', 'user', 'assistant'"),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "messages[0].content[0].type: must be 'text', got \"im"),
-        ({"role": "user", "content": "a", "tool_calls": [1]}, "messages[0].tool_calls: [1] is not supported by"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, 'messages[0].content[0].type: "image_url" is not'),
+        ({"role": "user", "content": "a", "tool_calls": [1]}, "messages[0].tool_calls[0]: must be an object, got 1"),
         ("a", 'messages[0]: must be an object, got "a"'),
     ],
 )
 def test_complaints_of_messages(message: Any, sentence: str) -> None:
     with pytest.raises(BadRequest) as error:
-        ChatRequest.read(TALK | {"messages": [message]})
+        read_chat(ChatRequest.read(TALK | {"messages": [message]}))
     assert error.value.message.startswith(sentence)
 
 

@@ -4,15 +4,19 @@ Knows no dialect's words.
 """
 
 import math
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
 from fastapi import Request
 
-from service.api.dialect import Work, server, submitter, terms
-from service.model import Model
+from service.api.dialect import Work, server, submitter, terms, visit
+from service.conversation import Utterances, conversed
+from service.errors import BadRequest
+from service.model import Model, concerning
 from service.prompts import Continuation
-from service.transcript import Piece, Stops, Usage, continued, whole
+from service.request import Generate
+from service.tools import Talk, expected, fitted, parts
+from service.transcript import Piece, Stops, Usage, continued, joined, parted
 
 Answers = AsyncGenerator[tuple[int, Piece], None]
 
@@ -22,28 +26,53 @@ async def begun(request: Request, wire: Work, model: Model, asked: Continuation,
 
     Of several to one prompt the first comes first, then those to the next prompt.
     """
-    on = terms(request, wire)
-    if server(request).settings.prefix_sharing == "key":
-        asked = replace(asked, salt=f"{on.owner}\n{asked.salt}")
-    requests = await server(request).text.prompts(model, asked, call, on)
+    requests = await server(request).text.prompts(model, apart(request, asked), call, terms(request, wire))
+    return len(asked.prompts) * asked.count, answers(request, model, asked, requests)
+
+
+async def spoken(request: Request, wire: Work, model: Model, talk: Talk, call: str) -> tuple[int, Utterances]:
+    """As `begun`, with what the answers say told apart."""
+    with concerning(model):
+        asked = apart(request, fitted(talk, model))
+    text, conditions = server(request).text, terms(request, wire)
+    try:
+        requests = await text.prompts(model, asked, call, conditions)
+    except BadRequest as error:
+        if error.param == talk.tools.field:  # with one of them, which its own schema tells
+            await text.check(model, parts(talk.tools), conditions.deadline)
+        raise
+    heard = expected(asked, talk.tools, model, requests[0].tokens)
+    return asked.count, conversed(answers(request, model, asked, requests), heard)
+
+
+def apart(request: Request, asked: Continuation) -> Continuation:
+    """Where each key keeps its prompts to itself, so that nobody finds those of another."""
+    if server(request).settings.prefix_sharing == "all":
+        return asked
+    return replace(asked, salt=f"{visit(request).owner}\n{asked.salt}")
+
+
+def answers(request: Request, model: Model, asked: Continuation, requests: Sequence[Generate]) -> Answers:
     stops = Stops(asked.stops, asked.stop_tokens, asked.keep_stop)
-    answers = continued(model.tokenizer, stops, requests, submitter(request, model))
-    if asked.tries > asked.count:
-        answers = best(answers, asked)
-    return len(asked.prompts) * asked.count, answers
+    every = continued(model.tokenizer, stops, requests, submitter(request, model))
+    return best(every, asked) if asked.tries > asked.count else every
 
 
 async def best(answers: Answers, asked: Continuation) -> Answers:
     """Of each prompt's tries the best, once all are there; all of them are paid for."""
-    tries = await whole(len(asked.prompts) * asked.tries, answers)
+    tries = await parted(len(asked.prompts) * asked.tries, answers)
     for prompt in range(len(asked.prompts)):
         theirs = tries[prompt * asked.tries : (prompt + 1) * asked.tries]
-        ranked = sorted(theirs, key=likelihood, reverse=True)[: asked.count]
-        cost = sum((piece.usage for piece in theirs), Usage())
-        for place, piece in enumerate(ranked):
-            drawn = piece.drawn if asked.logprobs >= 0 else ()
+        whole = [joined(pieces) for pieces in theirs]
+        ranked = sorted(range(asked.tries), key=lambda index: likelihood(whole[index]), reverse=True)[: asked.count]
+        cost = sum((piece.usage for piece in whole), Usage())
+        for place, index in enumerate(ranked):
             usage = cost if not place else Usage()
-            yield prompt * asked.count + place, replace(piece, drawn=drawn, usage=usage, prompt=theirs[0].prompt)
+            for piece in theirs[index]:
+                drawn = piece.drawn if asked.logprobs >= 0 else ()
+                scored = whole[0].prompt if piece is theirs[index][0] else ()
+                paid = usage if piece.finish else piece.usage
+                yield prompt * asked.count + place, replace(piece, drawn=drawn, usage=paid, prompt=scored)
 
 
 def likelihood(piece: Piece) -> float:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from service.api import generating
 from service.api.dialect import Dialect, about, body, server, several, takes, visit
 from service.api.generating import Answers
+from service.api.openai_chat import chat_usage, chunks_chat, write_chat
 from service.api.openai_sampling import Sampled
 from service.api.openai_wire import (
     ChatRequest,
@@ -30,8 +31,7 @@ from service.api.openai_write import (
     Call,
     chunk_completion,
     chunk_usage,
-    chunks_chat,
-    write_chat,
+    usage,
     write_completion,
     write_embeddings,
     write_error,
@@ -40,6 +40,7 @@ from service.api.openai_write import (
 )
 from service.api.reading import scores, spelled
 from service.api.stream import EventStream, JsonResponse, answer, events
+from service.conversation import Utterances, silent, whole_utterances
 from service.prompts import Continuation
 from service.request import Task
 from service.transcript import Drawn, Usage, whole
@@ -81,10 +82,13 @@ async def chat_completions(request: Request) -> Response:
 
 async def chat(request: Request, wire: ChatRequest) -> Response:
     call = called("chatcmpl", wire)
-    count, answers = await begun(request, wire, call, read_chat(wire))
+    model = about(request, server(request).registry.resolve(call.model, ["generate"]))
+    count, utterances = await generating.spoken(request, wire, model, read_chat(wire), call.id)
+    if not wire.include_reasoning:
+        utterances = silent(utterances)
     if wire.stream:
-        return await EventStream.open(events(chat_chunks(call, answers), write_error, DONE))
-    return JsonResponse(write_chat(call, await whole(count, answers)))
+        return await EventStream.open(events(chat_chunks(call, utterances), write_error, DONE))
+    return JsonResponse(write_chat(call, await whole_utterances(count, utterances)))
 
 
 def called(kind: str, wire: Sampled) -> Call:
@@ -115,19 +119,20 @@ async def completion_chunks(call: Call, answers: Answers) -> AsyncGenerator[dict
             yield chunk_completion(call, index, replace(piece, prompt=prompt), first=index not in begun)
             begun.add(index)
     if call.usage:
-        yield chunk_usage(call, "text_completion", cost)
+        yield chunk_usage(call, "text_completion", usage(cost))
 
 
-async def chat_chunks(call: Call, answers: Answers) -> AsyncGenerator[dict[str, Any], None]:
-    cost, begun = Usage(), set[int]()
-    async with aclosing(answers):
-        async for index, piece in answers:
-            cost += piece.usage
-            for chunk in chunks_chat(call, index, piece, first=index not in begun):
+async def chat_chunks(call: Call, utterances: Utterances) -> AsyncGenerator[dict[str, Any], None]:
+    cost, thought, begun = Usage(), 0, set[int]()
+    async with aclosing(utterances):
+        async for index, said in utterances:
+            cost += said.usage
+            thought += said.thought_tokens
+            for chunk in chunks_chat(call, index, said, first=index not in begun):
                 yield chunk
             begun.add(index)
     if call.usage:
-        yield chunk_usage(call, "chat.completion.chunk", cost)
+        yield chunk_usage(call, "chat.completion.chunk", chat_usage(cost, thought))
 
 
 @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest), summary="Texts as vectors.")

@@ -11,37 +11,34 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.api.dialect import Count, TextsOrIds, Wire, Work, at_most, between, several
+from service.api.dialect import Count, TextsOrIds, Work, at_most, between, several
+from service.api.openai_messages import Messages, check_last, spoken
 from service.api.openai_sampling import Sampled, continuation
+from service.api.openai_tools import AUTO, Choice, Thinks, ToolList, read_reasoning, read_tools
 from service.errors import BadRequest
 from service.inputs import Reading
 from service.prompts import Chat, Continuation
+from service.tools import Talk
 
-MOST_MESSAGES, MOST_PARTS = 4096, 256
+MOST_VARIABLES, MOST_DOCUMENTS = 64, 1024
 
 # fields of the real API that this server does not do -> the values at which they ask for nothing
 NOT_FOR_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
     "suffix": ("",),
 }
 NOT_FOR_CHAT: Mapping[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
     "audio": (),
     "prediction": (),
     "moderation": (),
-    "reasoning_effort": ("none",),
     "verbosity": ("medium",),
     "web_search_options": (),
-}
-NOT_FOR_MESSAGES: Mapping[str, tuple[Any, ...]] = {
-    "tool_calls": ([],),
-    "function_call": (),
-    "refusal": ("",),
-    "audio": (),
-    "annotations": ([],),
+    "chat_template": (),  # a program: only checkpoints bring those
+    "add_special_tokens": (False,),  # the template writes them
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
 }
 
 
@@ -54,37 +51,36 @@ class CompletionRequest(Sampled):
     logprobs: Annotated[int, between(0, 20)] = -1
 
 
-class TextPart(Wire):
-    type: Literal["text"]
-    text: str
+GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
 
 
-def parts(content: Any) -> Any:
-    """A string is short for one part of text."""
-    if isinstance(content, str):
-        return [{"type": "text", "text": content}]
-    if isinstance(content, list):
-        return content
-    raise PydanticCustomError("described", "must be {sentence}", {"sentence": "a string or a list of text parts"})
+def variables(value: Any) -> Any:
+    """What a template is given by fields of their own cannot be given again."""
+    if isinstance(value, dict) and not value.keys().isdisjoint(GIVEN):
+        sentence = f"an object without the names of fields ({', '.join(GIVEN)})"
+        raise PydanticCustomError("described", "must be {sentence}", {"sentence": sentence})
+    return value
 
 
-class Message(Wire):
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_FOR_MESSAGES
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[list[TextPart], Field(fail_fast=True), BeforeValidator(parts), at_most(MOST_PARTS)]
-    name: str = ""
-    tool_call_id: str = ""
+Variables = Annotated[dict[str, Any], BeforeValidator(variables), at_most(MOST_VARIABLES)]
+Documents = Annotated[list[dict[str, Any]], Field(fail_fast=True), at_most(MOST_DOCUMENTS)]
 
 
-class ChatRequest(Sampled):
+class ChatRequest(Sampled, Thinks):
     unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_FOR_CHAT
 
-    messages: Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MOST_MESSAGES)]
+    messages: Messages
     max_completion_tokens: Count = 0
     logprobs: bool = False
     top_logprobs: Annotated[int, between(0, 20)] = 0
-    parallel_tool_calls: bool = False  # harmless: there are no tools
+    tools: ToolList = Field(default_factory=list)
+    tool_choice: Choice = AUTO
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    documents: Documents = Field(default_factory=list)
+    chat_template_kwargs: Variables = Field(default_factory=dict)
 
 
 class EmbeddingRequest(Work):
@@ -106,23 +102,31 @@ def read_completion(wire: CompletionRequest) -> Continuation:
     return replace(asked, scoring=not wire.max_tokens, prompt_logprobs=scores)
 
 
-def read_chat(wire: ChatRequest) -> Continuation:
+def read_chat(wire: ChatRequest) -> Talk:
     if wire.top_logprobs and not wire.logprobs:
         raise BadRequest("top_logprobs: only together with logprobs: true", param="top_logprobs")
     limits = {wire.max_tokens, wire.max_completion_tokens} - {0}
     if len(limits) > 1:
         message = "max_tokens: is the older name of max_completion_tokens; the two differ, give one"
         raise BadRequest(message, param="max_tokens")
-    chat = Chat(tuple(spoken(message) for message in wire.messages))
-    return continuation(wire, "messages", (chat,), max(limits, default=0), wire.top_logprobs if wire.logprobs else -1)
+    logprobs = wire.top_logprobs if wire.logprobs else -1
+    asked = continuation(wire, "messages", (conversation(wire),), max(limits, default=0), logprobs)
+    tools = read_tools(wire.tools, wire.tool_choice, parallel=wire.parallel_tool_calls)
+    return Talk(asked, tools, read_reasoning(wire))
 
 
-def spoken(message: Message) -> dict[str, str]:
-    """As templates know messages; they know developers as the system."""
-    role = "system" if message.role == "developer" else message.role
-    said = {"role": role, "content": "\n".join(part.text for part in message.content)}
-    named = {"name": message.name, "tool_call_id": message.tool_call_id}
-    return said | {key: value for key, value in named.items() if value}
+def conversation(wire: ChatRequest) -> Chat:
+    if wire.continue_final_message:
+        check_last(wire.messages)
+        if "add_generation_prompt" in wire.model_fields_set and wire.add_generation_prompt:
+            said = "not together with continue_final_message: the answer has begun"
+            raise BadRequest(f"add_generation_prompt: {said}", param="add_generation_prompt")
+    return Chat(
+        messages=tuple(spoken(message, f"messages[{index}]") for index, message in enumerate(wire.messages)),
+        variables=wire.chat_template_kwargs | ({"documents": wire.documents} if wire.documents else {}),
+        continued=wire.continue_final_message,
+        opened=wire.add_generation_prompt,
+    )
 
 
 def read_embedding(wire: EmbeddingRequest) -> Reading:

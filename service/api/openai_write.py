@@ -17,7 +17,7 @@ from service.answers import Scores
 from service.api.stream import float32
 from service.errors import NotFound, PolyheadError
 from service.model import Model
-from service.transcript import Drawn, Piece, Scored, Usage
+from service.transcript import Drawn, Piece, Usage
 
 
 @dataclass(frozen=True)
@@ -42,43 +42,12 @@ def write_completion(call: Call, answers: Sequence[Piece]) -> dict[str, Any]:
     return envelope(call, "text_completion", choices) | {"usage": usage(total(answers))}
 
 
-def write_chat(call: Call, answers: Sequence[Piece]) -> dict[str, Any]:
-    choices = [
-        {
-            "index": index,
-            "message": {"role": "assistant", "content": piece.text, "refusal": None},
-            "logprobs": chat_logprobs(piece.drawn),
-            "finish_reason": piece.finish or None,
-        }
-        for index, piece in enumerate(answers)
-    ]
-    return envelope(call, "chat.completion", choices) | {"usage": usage(total(answers))}
-
-
 def chunk_completion(call: Call, index: int, piece: Piece, *, first: bool) -> dict[str, Any]:
     return streamed(call, envelope(call, "text_completion", [text_choice(call, index, piece, first=first)]))
 
 
-def chunks_chat(call: Call, index: int, piece: Piece, *, first: bool) -> list[dict[str, Any]]:
-    """Who speaks, if this is the `first` piece; what is said; why it ends, if it does."""
-    chunks = []
-    if first:
-        chunks.append(delta(call, index, {"role": "assistant", "content": ""}, Piece("")))
-    if piece.text or piece.drawn:
-        chunks.append(delta(call, index, {"content": piece.text}, replace(piece, finish="")))
-    if piece.finish:
-        chunks.append(delta(call, index, {}, Piece("", finish=piece.finish)))
-    return chunks
-
-
-def delta(call: Call, index: int, said: dict[str, str], piece: Piece) -> dict[str, Any]:
-    finish, logprobs = piece.finish or None, chat_logprobs(piece.drawn)
-    choice = {"index": index, "delta": said, "logprobs": logprobs, "finish_reason": finish}
-    return streamed(call, envelope(call, "chat.completion.chunk", [choice]))
-
-
-def chunk_usage(call: Call, object: str, cost: Usage) -> dict[str, Any]:
-    return envelope(call, object, []) | {"usage": usage(cost)}
+def chunk_usage(call: Call, object: str, cost: dict[str, Any]) -> dict[str, Any]:
+    return envelope(call, object, []) | {"usage": cost}
 
 
 def streamed(call: Call, chunk: dict[str, Any]) -> dict[str, Any]:
@@ -130,19 +99,6 @@ def prompt_logprobs(prompt: Sequence[Drawn]) -> list[dict[str, Any] | None]:
         | {str(one.id): {"logprob": one.logprob, "decoded_token": one.text} for one in each.top}
         for each in prompt
     ]
-
-
-def chat_logprobs(drawn: Sequence[Drawn]) -> dict[str, Any] | None:
-    if not drawn:
-        return None
-    return {
-        "content": [scored(each.token) | {"top_logprobs": [scored(one) for one in each.top]} for each in drawn],
-        "refusal": None,
-    }
-
-
-def scored(token: Scored) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
 
 
 def total(answers: Sequence[Piece]) -> Usage:
