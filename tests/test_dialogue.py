@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from test_chat import reference
 
 from models.chat import ChatTemplate
-from models.chat.format import TAGGED, BARE, LISTED, Format, Style, format_of
+from models.chat.format import BARE, LISTED, TAGGED, Format, Style, format_of
 from models.errors import TemplateError
 from service.conversation import (
     Arguments,

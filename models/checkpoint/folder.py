@@ -7,7 +7,6 @@ refused from small files and headers, before a tensor is read, with a sentence t
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
-from typing import Any
 
 from models.architectures import FAMILIES, Family, HeadSpec, rename
 from models.chat import ChatTemplate

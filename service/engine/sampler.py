@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from service.engine.row import COLDEST, Row
+from service.engine.row import COLDEST, draw
 from service.request import Sampling
 
 BLOCK = 64  # words looked at as one first: two short searches instead of a long one
@@ -96,10 +96,7 @@ def _largest(
 
 def _draw(logits: Tensor, rows: list[int], samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
     if logits.device.type == "cpu":
-        room = Row(logits.size(1))
-        return [
-            room.draw(logits[row], *how) for row, how in zip(rows, zip(samplings, uniforms, strict=True), strict=True)
-        ]
+        return draw(_rows(logits, rows), samplings, uniforms)
     at_once = max(SORTED // logits.size(1), 1)
     drawn: list[int] = []
     for some in (slice(start, start + at_once) for start in range(0, len(rows), at_once)):

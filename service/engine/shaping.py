@@ -14,7 +14,8 @@ Tokens that the model does not have change nothing.
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from copy import copy
+from itertools import chain
 
 import numpy as np
 import torch
@@ -26,111 +27,116 @@ from service.request import Generate, Sampling
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 Words = NDArray[np.int32]
-Drafts = tuple[int, ...]
-Edit = tuple[Ints, Floats]
-NONE = np.empty(0, np.int64)
 NEVER = float("-inf")
-FEW = 8  # where one in so many may come, they are put into an empty row; else the others are taken out
-
-
-class Tally:
-    """Tokens, each once, and how often they were added since."""
-
-    def __init__(self, tokens: Iterable[int] = ()) -> None:
-        self._places = {token: place for place, token in enumerate(dict.fromkeys(tokens))}
-        self._tokens = np.fromiter(self._places, np.int64)
-        self._counts = np.zeros(len(self._tokens), np.float32)
-
-    def add(self, token: int) -> None:
-        place = self._places.setdefault(token, len(self._places))
-        if place >= len(self._tokens):
-            more = len(self._tokens) + 16
-            self._tokens = np.concatenate([self._tokens, np.zeros(more, np.int64)])
-            self._counts = np.concatenate([self._counts, np.zeros(more, np.float32)])
-        self._tokens[place] = token
-        self._counts[place] += 1
-
-    def after(self, drafts: Drafts) -> Edit:
-        """Tokens and counts, as if these had been added."""
-        tokens, counts = self._tokens[: len(self._places)], self._counts[: len(self._places)]
-        if not drafts:
-            return tokens, counts
-        drafted = Counter(drafts)
-        known = [token for token in drafted if token in self._places]
-        others = [token for token in drafted if token not in self._places]
-        counts = np.append(counts, [drafted[token] for token in others]).astype(np.float32)
-        counts[[self._places[token] for token in known]] += [drafted[token] for token in known]
-        return np.append(tokens, np.array(others, np.int64)), counts
-
-
-@dataclass(frozen=True, slots=True)
-class Fixed:
-    """What of a request does not depend on its answer, for a vocabulary."""
-
-    biased: Edit
-    banned: Ints
-    stops: Ints
-    allowed: Words  # bit i for token i; empty: all
+BIAS, FACTOR, CHANGE = range(3)  # what is done to a word, in this order: add, repeat less, add
+BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
+EIGHT = np.where(BITS == 1, 0, NEVER).astype(np.float32)  # [256, 8]: what is added to eight words, by their bits
 
 
 class Shape:
-    """What one request asks of its logits, and the history that this depends on."""
+    """What one request asks of its logits: a table of words and of what is done to them, as its history has it."""
 
     def __init__(self, request: Generate) -> None:
-        sampling = request.sampling
-        self._request, self._sampling, self._fixed = request, sampling, dict[int, Fixed]()
+        sampling = self._sampling = request.sampling
         self._repeats = sampling.repetition_penalty != 1
         self._counts = sampling.frequency_penalty != 0 or sampling.presence_penalty != 0
-        self._seen, self._said, self._answered = Tally(request.tokens if self._repeats else ()), Tally(), 0
+        self._answered, self._said = 0, Counter[int]()
+        self._stops = request.stop_tokens if sampling.min_tokens else frozenset[int]()
+        prompt = request.tokens if self._repeats else ()
+        single = {row[0] for row in sampling.banned if len(row) == 1} - request.stop_tokens
+        bias = dict(sampling.bias)
+        self._places = {token: n for n, token in enumerate(dict.fromkeys(chain(bias, prompt, single, self._stops)))}
+        self._tokens = np.fromiter(self._places, np.int64)
+        self._values = np.zeros((3, len(self._tokens)), np.float32)
+        self._values[BIAS, : len(bias)] = list(bias.values())
+        self._values[FACTOR] = 1
+        self._values[FACTOR, self._at(prompt)] = sampling.repetition_penalty
+        self._values[CHANGE, self._at(single | self._stops)] = NEVER
+        self._most = max(self._places, default=0)
         self._rows: dict[int, list[tuple[int, ...]]] = {}  # banned ones of several tokens, by the last but one
         for row in sampling.banned:
             if len(row) > 1:
                 self._rows.setdefault(row[-2], []).append(row)
         self._reach = max(map(len, sampling.banned), default=0)
         self._tail = request.tokens[-self._reach :] if self._rows else ()
+        self._allowed = np.empty(0, np.int32)
 
     def push(self, token: int) -> None:
         """`token` was drawn and is kept."""
         self._answered += 1
         if self._repeats:
-            self._seen.add(token)
+            place = self._place(token)
+            self._values[FACTOR, place] = self._sampling.repetition_penalty
         if self._counts:
-            self._said.add(token)
+            self._said[token] += 1
+            self._recount(token)
+        if self._answered == self._sampling.min_tokens:
+            for stop in self._stops:
+                self._values[CHANGE, self._places[stop]] = 0
+                self._recount(stop)
         if self._rows:
             self._tail = (*self._tail[1 - self._reach :], token)
 
-    def fixed(self, vocabulary: int) -> Fixed:
-        if vocabulary not in self._fixed:
-            self._fixed[vocabulary] = fixed(self._request, vocabulary)
-        return self._fixed[vocabulary]
+    def fork(self) -> "Shape":
+        """Another with this history."""
+        other = copy(self)
+        other._said, other._places = self._said.copy(), self._places.copy()
+        other._tokens, other._values = self._tokens.copy(), self._values.copy()
+        return other
 
-    def biased(self, drafts: Drafts, vocabulary: int) -> Edit:  # noqa: ARG002
-        """What is added to which tokens."""
-        return self.fixed(vocabulary).biased
+    def after(self, drafts: tuple[int, ...]) -> "Shape":
+        """As it is once these have come, next to which nothing comes that would end a banned row."""
+        shape = self.fork() if drafts else self
+        for token in drafts:
+            shape.push(token)
+        rows = shape._rows.get(shape._tail[-1], ()) if shape._tail else ()
+        last = {row[-1] for row in rows if shape._tail[1 - len(row) :] == row[:-1]}
+        if last:
+            shape = self.fork() if shape is self else shape
+            for token in last:
+                place = shape._place(token)
+                shape._values[CHANGE, place] = NEVER
+        return shape
 
-    def seen(self, drafts: Drafts, vocabulary: int) -> Edit:  # noqa: ARG002
-        """The tokens of prompt and answer, and by how much they are less likely: a factor."""
-        tokens = self._seen.after(drafts)[0] if self._repeats else NONE
-        return tokens, np.full(len(tokens), self._sampling.repetition_penalty, np.float32)
+    def table(self, vocabulary: int) -> tuple[Ints, Floats]:
+        """[K] words, each once, and [3, K] what is done to them."""
+        tokens, values = self._tokens[: len(self._places)], self._values[:, : len(self._places)]
+        if self._most < vocabulary:
+            return tokens, values
+        return tokens[tokens < vocabulary], values[:, tokens < vocabulary]
 
-    def said(self, drafts: Drafts, vocabulary: int) -> Edit:  # noqa: ARG002
-        """The tokens of the answer, and what is added to them."""
-        tokens, counts = self._said.after(drafts if self._counts else ())
-        return tokens, -self._sampling.frequency_penalty * counts - self._sampling.presence_penalty
+    def allowed(self, vocabulary: int) -> Words:
+        """Bit i for token i; empty: all."""
+        if self._sampling.allowed and not len(self._allowed):
+            bits = np.zeros(-(-vocabulary // 32) * 32, np.bool_)
+            bits[[token for token in self._sampling.allowed if token < vocabulary]] = True
+            self._allowed = np.packbits(bits, bitorder="little").view(np.int32)
+        return self._allowed
 
-    def never(self, drafts: Drafts, vocabulary: int) -> Edit:
-        """What must not come next, and what is added to it."""
-        fixed = self.fixed(vocabulary)
-        early = self._answered + len(drafts) < self._sampling.min_tokens
-        found = [fixed.banned, fixed.stops] if early else [fixed.banned]
-        tail = (*self._tail, *drafts)
-        if rows := self._rows.get(tail[-1]) if self._rows else None:
-            found.append(inside((row[-1] for row in rows if tail[1 - len(row) :] == row[:-1]), vocabulary))
-        tokens = np.concatenate(found)
-        return tokens, np.full(len(tokens), NEVER, np.float32)
+    def _at(self, tokens: Iterable[int]) -> Ints:
+        return np.fromiter((self._places[token] for token in tokens), np.int64)
+
+    def _place(self, token: int) -> int:
+        """Of a word in the table, put there if need be."""
+        place = self._places.setdefault(token, len(self._places))
+        if place >= len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.zeros(place + 16, np.int64)])
+            fresh = np.zeros((3, place + 16), np.float32)
+            fresh[FACTOR] = 1
+            self._values = np.concatenate([self._values, fresh], axis=1)
+        self._tokens[place] = token
+        self._most = max(self._most, token)
+        return place
+
+    def _recount(self, token: int) -> None:
+        """By how much a word of the answer is less likely, unless it never comes."""
+        place = self._place(token)
+        if (count := self._said[token]) and self._values[CHANGE, place] > NEVER:
+            less = count * self._sampling.frequency_penalty + self._sampling.presence_penalty
+            self._values[CHANGE, place] = -less
 
 
-Row = tuple[Shape | None, Drafts]
+Row = tuple[Shape | None, tuple[int, ...]]  # and the drafts that stand after its history
 
 
 def shaped(sampling: Sampling) -> bool:
@@ -139,96 +145,54 @@ def shaped(sampling: Sampling) -> bool:
     return bool(penalties or sampling.bias or sampling.allowed or sampling.banned or sampling.min_tokens)
 
 
-def shape(logits: Tensor, rows: Sequence[Row]) -> Tensor:
+def shape(logits: Tensor, rows: Sequence[Row], out: Tensor | None = None) -> Tensor:
     """[N, V], of which rows with a shape are as it asks after its history and these drafts.
 
-    `logits` stay as they are; the same tensor comes back where no row has a shape.
+    `logits` stay as they are; they come back themselves where no row has a shape.  `out` [N, V] is where the others go.
     """
-    asked = [(number, shape, drafts) for number, (shape, drafts) in enumerate(rows) if shape is not None]
+    asked = [(number, shape.after(drafts)) for number, (shape, drafts) in enumerate(rows) if shape is not None]
     if not asked:
         return logits
-    out, vocabulary = logits.clone(memory_format=torch.contiguous_format), logits.size(1)
-    for told, change in STEPS:
-        edits = [(number, *told(shape, drafts, vocabulary)) for number, shape, drafts in asked]
-        if edits := [edit for edit in edits if len(edit[1])]:
-            places = np.concatenate([number * vocabulary + tokens for number, tokens, _ in edits])
-            values = np.concatenate([values for _, _, values in edits])
-            change(out.view(-1), torch.from_numpy(places).to(out.device), torch.from_numpy(values).to(out.device))
-    for number, shape, _ in asked:
-        if len(words := shape.fixed(vocabulary).allowed):
+    out, vocabulary = fresh(logits) if out is None else out, logits.size(1)
+    out.copy_(logits)
+    tables = [(number, *shape.table(vocabulary)) for number, shape in asked]
+    places = np.concatenate([number * vocabulary + tokens for number, tokens, _ in tables])
+    values = np.concatenate([values for _, _, values in tables], axis=1)
+    change(out.view(-1), torch.from_numpy(places).to(out.device), torch.from_numpy(values).to(out.device))
+    for number, shape in asked:
+        if len(words := shape.allowed(vocabulary)):
             keep(out[number], words, out[number])
     return out
 
 
-def restrict(logits: Tensor, rows: Sequence[int], words: Tensor | Words) -> Tensor:
+def restrict(logits: Tensor, rows: Sequence[int], words: Tensor | Words, out: Tensor | None = None) -> Tensor:
     """[N, V], of which `rows` are minus infinity where bit i of their words [len(rows), ceil(V / 32)] is 0.
 
-    `logits` stay as they are; the same tensor comes back where there are no rows.
+    `logits` come back themselves where there are no rows; else they stay as they are, or are `out` [N, V] themselves.
     """
     if not rows:
         return logits
-    out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
+    out = fresh(logits) if out is None else out
     kept = dict(zip(rows, np.asarray(words), strict=True))
-    for number, row in enumerate(logits):
+    for number, (row, place) in enumerate(zip(logits.unbind(), out.unbind(), strict=True)):
         if number in kept:
-            keep(row, kept[number], out[number])
-        else:
-            out[number] = row
+            keep(row, kept[number], place)
+        elif out is not logits:
+            place.copy_(row)
     return out
 
 
-def add(flat: Tensor, places: Tensor, values: Tensor) -> None:
-    flat.index_add_(0, places, values)
+def fresh(logits: Tensor) -> Tensor:
+    return torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
 
 
-def repel(flat: Tensor, places: Tensor, values: Tensor) -> None:
-    """As RepetitionPenaltyLogitsProcessor does: what is negative grows, what is positive shrinks."""
-    found = flat[places]
-    flat[places] = torch.where(found < 0, found * values, found / values)
-
-
-STEPS = ((Shape.biased, add), (Shape.seen, repel), (Shape.said, add), (Shape.never, add))
+def change(flat: Tensor, places: Tensor, values: Tensor) -> None:
+    found = flat[places].add_(values[BIAS])
+    found = torch.where(found < 0, found * values[FACTOR], found / values[FACTOR])
+    flat[places] = found.add_(values[CHANGE])
 
 
 def keep(row: Tensor, words: Words, out: Tensor) -> None:
     """Put into `out` [V] what `row` [V] has where the bits of `words` are 1, minus infinity elsewhere."""
-    vocabulary = len(row)
-    if int(np.bitwise_count(words).sum()) * FEW < vocabulary:
-        places = torch.from_numpy(ones(words, vocabulary)).to(row.device)
-        values = row[places]
-        out.fill_(NEVER)
-        out[places] = values
-    else:
-        bits = np.unpackbits(words.view(np.uint8), count=vocabulary, bitorder="little")
-        torch.where(torch.from_numpy(bits.view(np.bool_)).to(row.device), row, torch.tensor(NEVER), out=out)
-
-
-def ones(words: Words, vocabulary: int) -> Ints:
-    """The tokens whose bits are 1."""
-    some = np.flatnonzero(words)
-    bits = np.unpackbits(words[some].view(np.uint8), bitorder="little")
-    at = np.flatnonzero(bits)
-    tokens = some[at // 32] * 32 + at % 32
-    return tokens[tokens < vocabulary]
-
-
-def fixed(request: Generate, vocabulary: int) -> Fixed:
-    sampling = request.sampling
-    bias = {token: value for token, value in sampling.bias if token < vocabulary}
-    single = {row[0] for row in sampling.banned if len(row) == 1}
-    allowed = np.empty(0, np.int32)
-    if sampling.allowed:
-        bits = np.zeros(-(-vocabulary // 32) * 32, np.bool_)
-        bits[inside(sampling.allowed, vocabulary)] = True
-        allowed = np.packbits(bits, bitorder="little").view(np.int32)
-    return Fixed(
-        (np.fromiter(bias, np.int64), np.fromiter(bias.values(), np.float32)),
-        inside(single - request.stop_tokens, vocabulary),
-        inside(request.stop_tokens, vocabulary) if sampling.min_tokens else NONE,
-        allowed,
-    )
-
-
-def inside(tokens: Iterable[int], vocabulary: int) -> Ints:
-    """Those that the model has."""
-    return np.array([token for token in tokens if token < vocabulary], np.int64)
+    changes = np.take(EIGHT, np.ascontiguousarray(words).view(np.uint8), axis=0, mode="clip").ravel()
+    torch.add(row, torch.from_numpy(changes[: len(row)]).to(row.device), out=out)
