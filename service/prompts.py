@@ -41,8 +41,9 @@ Prompt = str | tuple[int, ...] | Chat
 class Continuation:
     """Prompts to be continued, all in the same way.  `field` is the wire's name for them, `limit` for their limit.
 
-    Each is answered `count` times: the best of `best_of`, by the mean log-probability of their tokens.  `keep_stop`
-    leaves a stop string that was found at the end of the answer.
+    Each is answered `count` times, `counted` to the wire: the best of `best_of`, by the mean log-probability of their
+    tokens.  `keep_stop` leaves a stop string that was found at the end of the answer.  Of a prompt that is text only
+    the last `truncate` tokens count; 0: all.
     """
 
     field: str
@@ -55,7 +56,9 @@ class Continuation:
     ignore_eos: bool = False
     logprobs: int = -1  # as in Generate
     limit: str = "max_tokens"
+    truncate: int = 0
     count: int = 1
+    counted: str = "n"
     best_of: int = 0  # 0: as many as count
     beams: Beams | None = None
     keep_stop: bool = False
@@ -77,7 +80,7 @@ def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> 
     requests = []
     for index, prompt in enumerate(asked.prompts):
         where = place(asked.field, index, len(asked.prompts))
-        tokens = prompt_tokens(model, prompt, where)
+        tokens = prompt_tokens(model, prompt, where, asked.truncate)
         most = room(model, len(tokens), asked, where)
         for number in range(asked.tries):
             seed = asked.sampling.seed + number * STRIDE if asked.seeded else random.getrandbits(63)
@@ -120,10 +123,10 @@ def spelled(model: Model, word: str) -> list[tuple[int, ...]]:
     return [row for row in dict.fromkeys((alone, after)) if row]
 
 
-def prompt_tokens(model: Model, prompt: Prompt, where: str) -> tuple[int, ...]:
+def prompt_tokens(model: Model, prompt: Prompt, where: str, last: int = 0) -> tuple[int, ...]:
     match prompt:
         case str():
-            ids = encoded(model, prompt, where, special=True) if prompt else []
+            ids = encoded(model, prompt, where, special=True, last=last) if prompt else []
         case Chat():
             # the template writes the special tokens itself
             ids = encoded(model, rendered(model, prompt, where), where, special=False)
@@ -134,12 +137,12 @@ def prompt_tokens(model: Model, prompt: Prompt, where: str) -> tuple[int, ...]:
     return tuple(known_tokens(model, ids, where))
 
 
-def encoded(model: Model, text: str, where: str, *, special: bool) -> list[int]:
-    """The text's tokens; TooLong before there is a list of them."""
+def encoded(model: Model, text: str, where: str, *, special: bool, last: int = 0) -> list[int]:
+    """The text's tokens, or the `last` of them; TooLong before there is a list of them."""
     check_characters(model, text, where)
     [encoding] = model.tokenizer.encode_batch([text], special=special, offsets=False)
-    check_length(model, len(encoding), where)
-    return encoding.ids
+    check_length(model, min(len(encoding), last or len(encoding)), where)
+    return encoding.ids[-last:]
 
 
 def check_length(model: Model, length: int, where: str) -> None:

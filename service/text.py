@@ -24,7 +24,7 @@ from service.guides import Guides
 from service.inputs import Input, Read, Reading, read_inputs
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
-from service.prompts import Chat, Continuation, Prompt, read_prompts, thinking_left
+from service.prompts import Chat, Continuation, Prompt, read_prompts, rendered, thinking_left
 from service.request import Generate, Task, Terms
 from service.trial import PROCESSES
 
@@ -99,12 +99,22 @@ class Text:
             work = Job("inputs", sum(map(len, texts)), deadline)
             return await self._run(model, work, lambda: read_tokens(model, texts, special=special))
 
-    async def decoded(self, model: Model, rows: Sequence[Sequence[int]], plain: bool, deadline: float) -> list[str]:
-        """The texts of tokens, `ids` to the wire; `plain` without special ones.  Raises as `prompts` does."""
+    async def prompted(
+        self, model: Model, prompt: str | Chat, field: str, *, special: bool, deadline: float
+    ) -> tuple[str, list[int]]:
+        """A prompt as the model would get it: its text and its tokens.  Raises as `prompts` does."""
         with concerning(model):
-            self._check_count("ids", len(rows))
-            work = Job("ids", sum(map(len, rows)), deadline)
-            return await self._run(model, work, lambda: write_texts(model, rows, plain=plain))
+            work = Job(field, length(prompt), deadline)
+            return await self._run(model, work, lambda: read_prompt(model, prompt, field, special=special))
+
+    async def decoded(
+        self, model: Model, rows: Sequence[Sequence[int]], *, plain: bool, deadline: float, field: str = "ids"
+    ) -> list[str]:
+        """The texts of tokens, `field` to the wire; `plain` without special ones.  Raises as `prompts` does."""
+        with concerning(model):
+            self._check_count(field, len(rows))
+            work = Job(field, sum(map(len, rows)), deadline)
+            return await self._run(model, work, lambda: write_texts(model, rows, field, plain=plain))
 
     def close(self) -> None:
         for pool in (self._short, self._long, self._grammars):
@@ -120,7 +130,9 @@ class Text:
     def _check_tries(self, asked: Continuation) -> None:
         if len(asked.prompts) * asked.tries > self._batch_limit:
             said = f"{len(asked.prompts)} prompts x {asked.tries} tries" if len(asked.prompts) > 1 else f"{asked.tries}"
-            raise TooMany(f"n: at most {self._batch_limit} answers a call, got {said}", param="n")
+            raise TooMany(
+                f"{asked.counted}: at most {self._batch_limit} answers a call, got {said}", param=asked.counted
+            )
 
     async def _guide(
         self, model: Model, grammar: Grammar | None, thinking: Thinking | None, deadline: float
@@ -172,14 +184,26 @@ def read_tokens(model: Model, texts: Sequence[str], *, special: bool) -> list[En
             raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
         check_characters(model, text, where)
     encodings = model.tokenizer.encode_batch(texts, special=special)
-    most = max(FEWEST, model.max_tokens)
     for encoding, where in zip(encodings, places, strict=True):
-        if len(encoding) > most:
-            raise TooLong(f"{where}: has {len(encoding)} tokens, at most {most} are listed", param=where)
+        check_listed(model, encoding, where)
     return encodings
 
 
-def write_texts(model: Model, rows: Sequence[Sequence[int]], *, plain: bool) -> list[str]:
+def read_prompt(model: Model, prompt: str | Chat, where: str, *, special: bool) -> tuple[str, list[int]]:
+    text = rendered(model, prompt, where) if isinstance(prompt, Chat) else prompt
+    check_characters(model, text, where)
+    [encoding] = model.tokenizer.encode_batch([text], special=special, offsets=False)
+    check_listed(model, encoding, where)
+    return text, encoding.ids
+
+
+def check_listed(model: Model, encoding: Encoding, where: str) -> None:
+    most = max(FEWEST, model.max_tokens)
+    if len(encoding) > most:
+        raise TooLong(f"{where}: has {len(encoding)} tokens, at most {most} are listed", param=where)
+
+
+def write_texts(model: Model, rows: Sequence[Sequence[int]], field: str, *, plain: bool) -> list[str]:
     for index, ids in enumerate(rows):
-        known_tokens(model, ids, place("ids", index, len(rows)))
+        known_tokens(model, ids, place(field, index, len(rows)))
     return [model.tokenizer.decode(ids, skip_special=plain) for ids in rows]

@@ -55,7 +55,7 @@ class Stops:
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token and its log probability, None where nothing stands before it."""
+    """A token and its log probability, None where nothing stands before it; `id` is what the vocabulary calls it."""
 
     data: bytes
     logprob: float | None

@@ -60,7 +60,12 @@ def row(section: str, cells: list[str]) -> Row:
     found = EXAMPLE.match(example)
     assert found, f"{section}: {name}: {example}"
     return Row(
-        section, name.strip("`"), json.loads(found["value"]), json.loads(found["beside"] or "{}"), state, words.strip("`")
+        section,
+        name.strip("`"),
+        json.loads(found["value"]),
+        json.loads(found["beside"] or "{}"),
+        state,
+        words.strip("`"),
     )
 
 

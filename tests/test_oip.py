@@ -239,7 +239,7 @@ def test_models_and_versions(app: FastAPI) -> None:
         ("/v2/models/judge/versions/2", None),
         ("/v2/models/nobody/ready", None),
     )
-    assert server.json()["extensions"] == ["binary_tensor_data"]
+    assert server.json()["extensions"] == ["binary_tensor_data", "generate"]
     assert (live.json(), ready.json()) == ({"live": True}, {"ready": True})
     assert judge.json()["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 4]}]
     assert there.json() == {"name": "org/vectors", "ready": True}

@@ -13,7 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from service.api import admin, health, hf, oip, oip_repository, openai, rerank, tei
+from service.api import admin, health, hf, oip, oip_repository, openai, rerank, tei, tgi, tokens
 from service.api.dialect import Dialect
 from service.api.gate import Gate, Refuse
 from service.api.server import Server
@@ -32,7 +32,14 @@ from service.metrics import Missed
 from service.version import VERSION
 
 # Who owns a path: the first that says so; OpenAI's where nobody does.  The last has a route for any model's name.
-DIALECTS: tuple[Dialect, ...] = (rerank.DIALECT, openai.DIALECT, tei.DIALECT, oip.DIALECT, hf.DIALECT)
+DIALECTS: tuple[Dialect, ...] = (
+    rerank.DIALECT,
+    openai.DIALECT,
+    tei.DIALECT,
+    tgi.DIALECT,
+    oip.DIALECT,
+    hf.DIALECT,
+)
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
 
@@ -50,7 +57,7 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
     server.metrics.watch_engine(server.engine)
     refuse = partial(respond, server)
     administration = [admin.router, oip_repository.router] if server.settings.admin_key.get_secret_value() else []
-    for router in (health.router, *administration, *(dialect.router for dialect in DIALECTS)):
+    for router in (health.router, *administration, tokens.router, *(dialect.router for dialect in DIALECTS)):
         app.include_router(router)
     app.add_middleware(Gate, server=server, refuse=refuse)
     install_handlers(app, refuse)

@@ -9,9 +9,9 @@ from dataclasses import replace
 
 from fastapi import Request
 
-from service.api.dialect import Work, server, submitter, terms, visit
+from service.api.dialect import Registry, Work, server, submitter, terms, visit
 from service.conversation import Utterances, conversed
-from service.errors import BadRequest
+from service.errors import BadRequest, NotFound
 from service.model import Model, concerning
 from service.prompts import Continuation
 from service.request import Generate
@@ -79,3 +79,19 @@ def likelihood(piece: Piece) -> float:
     """The mean log-probability of an answer's tokens."""
     scores = [drawn.token.logprob for drawn in piece.drawn if drawn.token.logprob is not None]
     return sum(scores) / len(scores) if scores else -math.inf
+
+
+def adapted(registry: Registry, base: str, adapter: str) -> Model:
+    """The model called `adapter`, or `base`:`adapter`; where there is no `base`, the only one that is called so."""
+    field = "parameters.adapter_id"
+    name = adapter if ":" in adapter else f"{base.partition(':')[0]}:{adapter}"
+    if name.startswith(":"):
+        named = [model.name for model in registry.models() if model.name.endswith(name)]
+        if len(named) != 1:
+            said = f"is an adapter of {', '.join(named)}; say which" if named else "is no adapter that is served here"
+            raise BadRequest(f"{field}: {adapter!r} {said}", param=field)
+        [name] = named
+    try:
+        return registry.resolve(name, ["generate"])
+    except NotFound as error:
+        raise NotFound(f"{field}: {error.message}", param=field) from None

@@ -23,6 +23,7 @@ from service.api import hf_wire as asked
 from service.api import hf_write as said
 from service.api.body import parsed
 from service.api.dialect import Dialect, about, server, takes
+from service.api.generation_write import chunks, write_error
 from service.api.reading import Replies, Writing, kinded, read, written
 from service.api.stream import EventStream, JsonResponse, answer, events
 from service.errors import BadRequest, NotFound, PolyheadError, TooMany, WrongTask
@@ -208,18 +209,19 @@ def check_pairs(wire: asked.Call, count: int, most: int) -> None:
 
 
 async def generated(request: Request, wire: asked.GenerateCall, model: Model) -> Response:
-    count, answers = await generating.begun(
-        request, wire, model, asked.read_generate(wire), f"generate-{uuid.uuid4().hex}"
-    )
-    if wire.stream:
-        return await EventStream.open(events(said.chunks(wire, model, answers), said.write_error))
+    if wire.parameters.adapter_id:
+        model = about(request, generating.adapted(server(request).registry, model.name, wire.parameters.adapter_id))
+    call = f"generate-{uuid.uuid4().hex}"
+    count, answers = await generating.begun(request, wire, model, asked.read_generate(wire), call)
+    if isinstance(wire.inputs, str) and wire.stream:
+        return await EventStream.open(events(chunks(wire.parameters, model, wire.inputs, answers), write_error))
     return JsonResponse(said.write_generate(wire, model, await whole(count, answers)))
 
 
 DIALECT = Dialect(
     name="Hugging Face",
     prefixes=("/", "/models", "/pipeline"),
-    error=said.write_error,
+    error=write_error,
     status=attrgetter("status"),
     router=router,
 )

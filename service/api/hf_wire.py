@@ -5,27 +5,24 @@ object holds more is the same for all.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from service import zero_shot
-from service.api.dialect import MOST_TEXTS, Count, Neutral, Wire, Work, at_most, described
+from service.api.dialect import MOST_TEXTS, Neutral, Wire, Work, at_most, described
+from service.api.generation_wire import GenerateParameters, generating
 from service.api.options import (
     LONGEST_WORD,
     Answering,
     Classifying,
-    Drawing,
     Embedding,
     Filling,
     Labelling,
-    Stops,
     Truncating,
     Words,
     answering,
     classifying,
-    continuing,
     embedding,
     filling,
     labelling,
@@ -145,28 +142,6 @@ class LikenessCall(Call):
     parameters: Truncating = Truncating()
 
 
-class GenerateParameters(Drawing):
-    unsupported: ClassVar[Neutral] = {
-        "adapter_id": (),
-        "best_of": (1,),
-        "decoder_input_details": (False,),
-        "frequency_penalty": (0,),
-        "grammar": (),
-        "repetition_penalty": (1,),
-        "top_n_tokens": (0,),
-        "truncate": (),
-        "typical_p": (1,),
-        "watermark": (False,),
-        "num_return_sequences": (1,),
-        "num_beams": (1,),
-    }
-
-    max_new_tokens: Count = 0
-    stop_sequences: Stops = Field(default_factory=list)  # the older name of stop
-    return_full_text: bool = False
-    details: bool = False
-
-
 class GenerateCall(Call):
     unsupported: ClassVar[Neutral] = {"partial": (False,)}
 
@@ -252,14 +227,6 @@ def read_zero_shot(wire: ZeroShotCall) -> Reading:
 
 
 def read_generate(wire: GenerateCall) -> Continuation:
-    asked, older = wire.parameters, wire.parameters.stop_sequences
-    if wire.stream and not wire.is_one:
+    if wire.stream and not isinstance(wire.inputs, str):
         raise BadRequest("stream: only for one text, not for a list", param="stream")
-    continuation = continuing("inputs", texts_of(wire.inputs), asked)
-    return replace(
-        continuation,
-        stops=(*continuation.stops, *texts_of(older)),
-        max_tokens=asked.max_new_tokens,
-        limit="parameters.max_new_tokens",
-        logprobs=0 if asked.details or wire.stream else -1,
-    )
+    return generating(texts_of(wire.inputs), wire.parameters, stream=wire.stream)

@@ -1,15 +1,15 @@
-"""What the dialect of Hugging Face's inference tasks answers: the pure writing of each task, and its errors.
+"""What the dialect of Hugging Face's inference tasks answers: the pure writing of each task.
 
 Knows no engine.  The one idea: each text's answer is what a pipeline of transformers says of it; labels of texts have a
 list for each text, even for a single one, because that is what the service's own clients take apart.
 """
 
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Any
 
 from service.answers import Found, Guessed, Scores, Tagged
 from service.api import findings
+from service.api.generation_write import answered, write_error
 from service.api.hf_wire import (
     AnswerCall,
     Call,
@@ -20,26 +20,12 @@ from service.api.hf_wire import (
     LabelCall,
     LikenessCall,
     ZeroShotCall,
+    texts_of,
 )
 from service.api.reading import Writing
 from service.api.stream import float32
-from service.errors import BadRequest, Expired, Overloaded, PolyheadError, StepFailed, Stopped
 from service.model import Model
-from service.transcript import Drawn, Piece
-
-
-def write_error(error: PolyheadError) -> dict[str, Any]:
-    """Clients know three kinds of error by name; of the others the status says all."""
-    match error:
-        case BadRequest():
-            kind = {"error_type": "validation"}
-        case Overloaded():
-            kind = {"error_type": "overloaded"}
-        case StepFailed() | Stopped() | Expired():
-            kind = {"error_type": "generation"}
-        case _:
-            kind = {}
-    return {"error": error.message, **kind}
+from service.transcript import Piece
 
 
 def first(items: list[Any]) -> Any:
@@ -110,68 +96,11 @@ def write_vector(wire: EmbedCall | LikenessCall, model: Model) -> Writing:  # no
 
 
 def write_generate(wire: GenerateCall, model: Model, answers: Sequence[Piece]) -> list[Any]:
-    """A list for a text, as if there could be several answers to it."""
-    prompts = [wire.inputs] if isinstance(wire.inputs, str) else wire.inputs
-    written = [[answered(wire, model, *each)] for each in zip(prompts, answers, strict=True)]
+    """A list for a text, since there may be several answers to it."""
+    prompts = texts_of(wire.inputs)
+    tries = len(answers) // len(prompts)
+    written = [
+        answered(wire.parameters, model, prompt, answers[index * tries : (index + 1) * tries])
+        for index, prompt in enumerate(prompts)
+    ]
     return written[0] if wire.is_one else written
-
-
-def answered(wire: GenerateCall, model: Model, prompt: str, piece: Piece) -> dict[str, Any]:
-    text = {"generated_text": full(wire, prompt, piece.text)}
-    if not wire.parameters.details:
-        return text
-    tokens = [token(model, *each) for each in spelled(piece.drawn, 0, piece.text)]
-    return text | {"details": {**ending(wire, piece), "prefill": [], "tokens": tokens}}
-
-
-def full(wire: GenerateCall, prompt: str, text: str) -> str:
-    return prompt + text if wire.parameters.return_full_text else text
-
-
-def ending(wire: GenerateCall, piece: Piece) -> dict[str, Any]:
-    reason = "length" if piece.finish == "length" else "stop_sequence" if piece.stop else "eos_token"
-    seed = wire.parameters.seed if "seed" in wire.parameters.model_fields_set else None
-    return {"finish_reason": reason, "generated_tokens": piece.usage.completion_tokens, "seed": seed}
-
-
-def token(model: Model, drawn: Drawn, text: str) -> dict[str, Any]:
-    special = model.tokenizer.is_special(drawn.id)
-    return {"id": drawn.id, "text": text, "logprob": drawn.token.logprob, "special": special}
-
-
-def spelled(drawn: Sequence[Drawn], start: int, text: str) -> list[tuple[Drawn, str]]:
-    """Each token with its part of `text`, which begins at `start` in the answer; together they are all of it."""
-    borders = [0, *(one.offset - start for one in drawn[1:]), len(text)]
-    return [(one, text[borders[index] : borders[index + 1]]) for index, one in enumerate(drawn)]
-
-
-async def chunks(
-    wire: GenerateCall, model: Model, answers: AsyncGenerator[tuple[int, Piece], None]
-) -> AsyncGenerator[dict[str, Any], None]:
-    """An event for each token, whose texts together are the answer; the last has all of it once more.
-
-    What ends a text is said by a special token without one, unless a token came with the end.
-    """
-    said, told, index = "", 0, 0
-    async with aclosing(answers):
-        async for _, piece in answers:
-            said += piece.text
-            tokens = [token(model, *each) for each in spelled(piece.drawn, told, said[told:])]
-            if piece.finish and not tokens:
-                last = {"id": model.tokenizer.eos_id or 0, "text": said[told:], "logprob": 0.0, "special": True}
-                tokens.append(last)
-            told = len(said) if tokens else told  # text that comes without a token waits for the next one
-            for each in tokens:
-                index += 1
-                over = bool(piece.finish) and each is tokens[-1]
-                yield chunk(index, each) | (closing(wire, piece, said) if over else {})
-
-
-def chunk(index: int, token: dict[str, Any]) -> dict[str, Any]:
-    return {"index": index, "token": token, "generated_text": None, "details": None}
-
-
-def closing(wire: GenerateCall, piece: Piece, said: str) -> dict[str, Any]:
-    assert isinstance(wire.inputs, str), "only one text is streamed"
-    details = {**ending(wire, piece), "input_length": piece.usage.prompt_tokens} if wire.parameters.details else None
-    return {"generated_text": full(wire, wire.inputs, said), "details": details}

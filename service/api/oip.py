@@ -1,4 +1,5 @@
-"""The Open Inference Protocol, version 2, over REST: health, descriptions of models, and tensors in and out, under /v2.
+"""The Open Inference Protocol, version 2, over REST: health, descriptions of models, tensors in and out, and the
+generate extension, under /v2.
 
 Its wire objects are `oip_wire`, its answers `oip_write`, tensors `oip_tensors`; models are changed by
 `oip_repository`.
@@ -6,6 +7,8 @@ Its wire objects are `oip_wire`, its answers `oip_write`, tensors `oip_tensors`;
 
 import asyncio
 import uuid
+from collections.abc import AsyncGenerator, Collection
+from contextlib import aclosing
 from operator import attrgetter
 from typing import Any, get_args
 
@@ -14,19 +17,30 @@ from starlette.responses import Response
 
 from service.api import generating, health
 from service.api.body import received, value_of
-from service.api.dialect import Dialect, about, server, takes
+from service.api.dialect import Dialect, about, body, server, takes
+from service.api.generating import Answers
 from service.api.oip_tensors import HEADER, Body, split
-from service.api.oip_wire import TAKES, GenerateRequest, InferRequest, columns, read_generate
+from service.api.oip_wire import TAKES, GenerateRequest, InferRequest, TextRequest, columns, read_generate, read_text
 from service.api.oip_wire import read as asked
-from service.api.oip_write import MODEL_VERSION, check_outputs, write, write_error, write_model, write_server
+from service.api.oip_write import (
+    MODEL_VERSION,
+    check_outputs,
+    chunk_text,
+    write,
+    write_error,
+    write_model,
+    write_server,
+    write_text,
+)
 from service.api.reading import MANY, every, read
-from service.api.stream import JsonResponse, answer
+from service.api.stream import EventStream, JsonResponse, answer, events
 from service.errors import NotFound
 from service.model import Model
 from service.request import Task
 from service.transcript import whole
 
 ALL = get_args(Task)
+GENERATORS: tuple[Task, ...] = ("generate",)
 REPOSITORY = ("model_repository",)  # where administrators have a key
 router = APIRouter(tags=["Open Inference Protocol"])
 
@@ -84,10 +98,53 @@ async def infer(request: Request) -> Response:
     return await answer(request, work())
 
 
-def named(request: Request) -> Model:
+TEXT = takes(TextRequest)
+
+
+@router.post("/v2/models/{name:path}/generate", openapi_extra=TEXT, summary="Continue a text.")
+@router.post(
+    "/v2/models/{name:path}/versions/{version}/generate", openapi_extra=TEXT, summary="The same of its version."
+)
+async def generate(request: Request) -> Response:
+    wire = await body(request, TextRequest)
+    return await answer(request, generated(request, wire, stream=False))
+
+
+@router.post("/v2/models/{name:path}/generate_stream", openapi_extra=TEXT, summary="Continue a text, piece by piece.")
+@router.post(
+    "/v2/models/{name:path}/versions/{version}/generate_stream", openapi_extra=TEXT, summary="The same of its version."
+)
+async def generate_stream(request: Request) -> Response:
+    wire = await body(request, TextRequest)
+    return await answer(request, generated(request, wire, stream=True))
+
+
+async def generated(request: Request, wire: TextRequest, *, stream: bool) -> Response:
+    model, call = about(request, named(request, GENERATORS)), f"generate-{uuid.uuid4().hex}"
+    asked, work = read_text(wire, stream=stream), wire.options.work
+    count, answers = await generating.begun(request, work, model, asked, call)
+    if stream:
+        return await EventStream.open(events(text_chunks(wire, model, answers), write_error))
+    return JsonResponse(write_text(wire, model, await whole(count, answers)))
+
+
+async def text_chunks(wire: TextRequest, model: Model, answers: Answers) -> AsyncGenerator[dict[str, Any], None]:
+    """A client may want its events to be one."""
+    told = wire.options.model_fields_set
+    if "stream" in told and not wire.options.stream:
+        [piece] = await whole(1, answers)
+        yield chunk_text(wire, model, piece)
+        return
+    async with aclosing(answers):
+        async for _, piece in answers:
+            if piece.text or piece.finish:
+                yield chunk_text(wire, model, piece)
+
+
+def named(request: Request, tasks: Collection[Task] = ALL) -> Model:
     """The model in the path.  NotFound for another version than the one there is."""
     params = request.path_params
-    model = server(request).registry.resolve(params["name"], ALL)
+    model = server(request).registry.resolve(params["name"], tasks)
     if params.get("version", MODEL_VERSION) != MODEL_VERSION:
         message = f"{model.name} has version {MODEL_VERSION} only, got {params['version'][:60]!r}"
         raise NotFound(message, param="version")

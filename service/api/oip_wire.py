@@ -11,16 +11,15 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from service.api.dialect import Count, Neutral, Wire, Work, at_most, between
+from service.api.drawing import Drawing, continuing, wrong
 from service.api.oip_tensors import Given, parts, texts
 from service.api.options import (
     Answering,
-    Drawing,
     Embedding,
     Filling,
     Labelling,
     Truncating,
     answering,
-    continuing,
     embedding,
     filling,
     labelling,
@@ -66,7 +65,7 @@ class Output(Wire):
 
 
 class Parameters(Wire):
-    """Those of any head; `timeout` in microseconds."""
+    """Those of any request; `timeout` in microseconds."""
 
     unsupported: ClassVar[Neutral] = {
         "sequence_id": (0, ""),
@@ -75,7 +74,6 @@ class Parameters(Wire):
         "priority": (0,),
     }
 
-    binary_data_output: bool = False
     timeout: Annotated[int, between(1000, 10**15)] = 0
 
     @property
@@ -83,35 +81,72 @@ class Parameters(Wire):
         return Work(timeout=self.timeout / 1e6) if self.timeout else Work()
 
 
-class ScoreOptions(Parameters, Truncating):
+class TensorParameters(Parameters):
+    """Those of any head."""
+
+    binary_data_output: bool = False
+
+
+class ScoreOptions(TensorParameters, Truncating):
     """`raw`: what the head says, without its closing function."""
 
     raw: bool = False
 
 
-class EmbedOptions(Parameters, Embedding):
+class EmbedOptions(TensorParameters, Embedding):
     unsupported: ClassVar[Neutral] = {**Parameters.unsupported, **Embedding.unsupported}
 
 
-class LabelOptions(Parameters, Labelling):
+class LabelOptions(TensorParameters, Labelling):
     pass
 
 
-class AnswerOptions(Parameters, Answering):
+class AnswerOptions(TensorParameters, Answering):
     pass
 
 
-class FillOptions(Parameters, Filling):
+class FillOptions(TensorParameters, Filling):
     pass
 
 
-class GenerateOptions(Parameters, Drawing):
+class DrawOptions(Parameters, Drawing):
+    """`max_tokens` is this protocol's name of max_new_tokens."""
+
+    unsupported: ClassVar[Neutral] = {**Parameters.unsupported, **Drawing.unsupported}
+
     max_tokens: Count = 0
+    include_stop_str_in_output: bool = False
+
+
+class GenerateOptions(DrawOptions, TensorParameters):
+    pass
+
+
+class TextOptions(DrawOptions):
+    """`stream`: piece by piece, or all of it in one event."""
+
+    stream: bool = False
+
+
+class TextRequest(TextOptions):
+    """The generate extension: one text, its options beside it or as parameters."""
+
+    id: Annotated[str, Field(max_length=1000)] = ""
+    text_input: Annotated[str, Field(min_length=1)]
+    parameters: TextOptions = TextOptions()
+
+    @property
+    def options(self) -> TextOptions:
+        beside = self.model_fields_set & TextOptions.model_fields.keys()
+        if beside and self.parameters.model_fields_set:
+            name = sorted(beside)[0]
+            raise BadRequest(f"{name}: give all options beside text_input, or all in parameters", param=name)
+        return self if beside else self.parameters
 
 
 class InferRequest(Wire):
     id: Annotated[str, Field(max_length=1000)] = ""
-    parameters: Parameters = Parameters()
+    parameters: TensorParameters = TensorParameters()
     inputs: Annotated[list[Input], Field(min_length=1), at_most(MOST_TENSORS)]
     outputs: Annotated[list[Output], at_most(MOST_TENSORS)] = Field(default_factory=list)
 
@@ -219,5 +254,27 @@ def read(wire: InferRequest, found: Sequence[Sequence[str]]) -> Reading:
 
 
 def read_generate(wire: GenerateRequest, prompts: Sequence[str]) -> Continuation:
-    asked = continuing("text", tuple(prompts), wire.parameters)
-    return replace(asked, max_tokens=wire.parameters.max_tokens, limit="parameters.max_tokens")
+    return drawn("text", tuple(prompts), wire.parameters, "parameters.")
+
+
+def read_text(wire: TextRequest, *, stream: bool) -> Continuation:
+    """`stream`: events are wanted, of which a client may still want one."""
+    asked = wire.options
+    inside = "parameters." if asked is wire.parameters else ""
+    if not stream and asked.stream:
+        raise wrong(inside, "stream", "one answer here; generate_stream gives it piece by piece")
+    if stream and asked.num_return_sequences > 1:
+        raise wrong(inside, "num_return_sequences", "one answer is streamed; generate gives several")
+    return drawn("text_input", (wire.text_input,), asked, inside)
+
+
+def drawn(field: str, prompts: tuple[str, ...], asked: DrawOptions, inside: str) -> Continuation:
+    limits = {asked.max_tokens, asked.max_new_tokens} - {0}
+    if len(limits) > 1:
+        raise wrong(inside, "max_tokens", "is another name of max_new_tokens; the two differ, give one")
+    return replace(
+        continuing(field, prompts, asked, inside),
+        max_tokens=max(limits, default=0),
+        limit=f"{inside}{'max_tokens' if asked.max_tokens else 'max_new_tokens'}",
+        keep_stop=asked.include_stop_str_in_output,
+    )

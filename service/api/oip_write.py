@@ -12,7 +12,7 @@ import orjson
 from service.answers import Found, Guessed, Scores, Tagged
 from service.api import findings
 from service.api.oip_tensors import Body, Tensor, written
-from service.api.oip_wire import TAKES, InferRequest
+from service.api.oip_wire import TAKES, InferRequest, TextRequest
 from service.errors import BadRequest, PolyheadError
 from service.model import Model
 from service.request import Task
@@ -20,7 +20,7 @@ from service.transcript import Piece
 from service.version import VERSION
 
 MODEL_VERSION = "1"  # a name has one model at a time
-EXTENSIONS = ("binary_tensor_data",)
+EXTENSIONS = ("binary_tensor_data", "generate")
 Outputs = Callable[[Model, Sequence[Any]], list[Tensor]]
 
 
@@ -125,9 +125,8 @@ def check_outputs(wire: InferRequest, model: Model) -> None:
 def write(wire: InferRequest, model: Model, replies: Sequence[Any]) -> Body:
     """The outputs that are wanted, in that order; all, if none is named."""
     said = {tensor.name: tensor for tensor in SAYS[model.task](model, replies)}
-    envelope = {"model_name": model.name, "model_version": MODEL_VERSION, **({"id": wire.id} if wire.id else {})}
     wanted = list(dict.fromkeys(one.name for one in wire.outputs)) or list(said)
-    return written(envelope, [said[name] for name in wanted], binary_of(wire, wanted))
+    return written(envelope(wire, model), [said[name] for name in wanted], binary_of(wire, wanted))
 
 
 def binary_of(wire: InferRequest, wanted: Sequence[str]) -> frozenset[str]:
@@ -136,6 +135,23 @@ def binary_of(wire: InferRequest, wanted: Sequence[str]) -> frozenset[str]:
         one.name: one.parameters.binary_data for one in wire.outputs if "binary_data" in one.parameters.model_fields_set
     }
     return frozenset(name for name in wanted if said.get(name, wire.parameters.binary_data_output))
+
+
+def write_text(wire: TextRequest, model: Model, replies: Sequence[Piece]) -> dict[str, Any]:
+    """Several answers are lists, as tensors of several numbers are there."""
+    texts, reasons = [one.text for one in replies], [one.finish for one in replies]
+    said = (texts, reasons) if len(replies) > 1 else (texts[0], reasons[0])
+    return envelope(wire, model) | {"text_output": said[0], "finish_reason": said[1]}
+
+
+def chunk_text(wire: TextRequest, model: Model, piece: Piece) -> dict[str, Any]:
+    """The last says so, and why it ends."""
+    end = {"finish_reason": piece.finish} if piece.finish else {}
+    return envelope(wire, model) | {"text_output": piece.text, "done": bool(piece.finish), **end}
+
+
+def envelope(wire: InferRequest | TextRequest, model: Model) -> dict[str, Any]:
+    return {"model_name": model.name, "model_version": MODEL_VERSION, **({"id": wire.id} if wire.id else {})}
 
 
 def write_server(extensions: Sequence[str]) -> dict[str, Any]:

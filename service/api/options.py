@@ -1,7 +1,7 @@
 """What may be asked of each head beside the texts: options by the names that transformers' pipelines have for them.
 
 Knows no dialect: each says where its clients put these.  The one idea: options are checked wire objects, and each head
-has one pure function that makes a Reading, or a Continuation, of texts and options.
+has one pure function that makes a Reading of texts and options; for generators that is `drawing`.
 """
 
 from typing import Annotated, ClassVar, Literal
@@ -12,8 +12,6 @@ from service.api.dialect import Count, Neutral, Wire, at_most, between, describe
 from service.entities import Aggregation
 from service.errors import BadRequest
 from service.inputs import Input, Reading, Windows
-from service.prompts import Continuation
-from service.request import Sampling
 from service.spans import Asking
 
 INT64 = 1 << 63
@@ -109,28 +107,6 @@ class Filling(Truncating):
     targets: Words = Field(default_factory=list)
 
 
-class Drawing(Wire):
-    """How tokens are drawn: the likeliest, unless `do_sample` or any of the other three is given."""
-
-    do_sample: bool = False
-    temperature: Annotated[float, between(0, 100)] = 1.0
-    top_k: Annotated[int, between(0, (1 << 31) - 1)] = 0
-    top_p: Annotated[float, between(0, 1)] = 1.0
-    seed: Annotated[int, between(-INT64, INT64 - 1)] = 0
-    stop: Stops = Field(default_factory=list)
-
-    @property
-    def sampling(self) -> Sampling:
-        shaped = self.model_fields_set & {"temperature", "top_k", "top_p"}
-        draws = self.do_sample if "do_sample" in self.model_fields_set else bool(shaped)
-        return Sampling(
-            temperature=self.temperature if draws else 0.0,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            seed=self.seed % INT64,
-        )
-
-
 # What is asked of texts; `field` is the wire's name for them, `options` that of the object that options are in
 
 
@@ -192,13 +168,3 @@ def windows_of(options: Answering) -> Windows | None:
 def filling(field: str, inputs: tuple[Input, ...], options: Filling) -> Reading:
     targets = (options.targets,) if isinstance(options.targets, str) else tuple(options.targets)
     return Reading(field=field, inputs=inputs, truncate=options.side, top_k=options.top_k, targets=targets)
-
-
-def continuing(field: str, prompts: tuple[str, ...], options: Drawing) -> Continuation:
-    return Continuation(
-        field=field,
-        prompts=prompts,
-        sampling=options.sampling,
-        seeded="seed" in options.model_fields_set,
-        stops=(options.stop,) if isinstance(options.stop, str) else tuple(options.stop),
-    )

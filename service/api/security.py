@@ -41,7 +41,10 @@ ACCESS: Mapping[str, Access] = {
     "/embed_sparse": "key",
     "/rerank": "key",
     "/similarity": "key",
+    "/generate": "key",
+    "/generate_stream": "key",
     "/tokenize": "key",
+    "/detokenize": "key",
     "/decode": "key",
     "/info": "key",
 }

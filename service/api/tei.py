@@ -12,6 +12,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.answers import Scores
+from service.api import tokens
+from service.api.body import parsed
 from service.api.dialect import Dialect, Wire, about, body, server, takes, visit
 from service.api.reading import every, read, written
 from service.api.stream import JsonResponse, answer
@@ -119,8 +121,20 @@ async def similarity(request: Request, wire: SimilarityRequest) -> Response:
     return JsonResponse(cosines(answers))
 
 
-@posted("/tokenize", TokenizeRequest, "Texts as tokens.")
-async def tokenize(request: Request, wire: TokenizeRequest) -> Response:
+TOKENIZE = takes(TokenizeRequest, *tokens.KINDS)
+
+
+@router.post("/tokenize", openapi_extra=TOKENIZE, summary="Texts as tokens: `inputs`, or a `prompt` or `messages`.")
+@router.post("/models/{name:path}/tokenize", openapi_extra=TOKENIZE, summary="The same of one model.")
+async def tokenize(request: Request) -> Response:
+    value = await parsed(request)
+    prompt = tokens.read(value)
+    if prompt is not None:
+        return await answer(request, tokens.tokenized(request, prompt))
+    return await answer(request, tokenized(request, TokenizeRequest.read(value)))
+
+
+async def tokenized(request: Request, wire: TokenizeRequest) -> Response:
     texts = [wire.inputs] if isinstance(wire.inputs, str) else wire.inputs
     model = named(request, described_by_default(request))
     special, deadline = wire.add_special_tokens, visit(request).deadline
@@ -132,7 +146,9 @@ async def tokenize(request: Request, wire: TokenizeRequest) -> Response:
 @posted("/decode", DecodeRequest, "Tokens as texts.")
 async def decode(request: Request, wire: DecodeRequest) -> Response:
     model = named(request, described_by_default(request))
-    texts = server(request).text.decoded(model, wire.rows, wire.skip_special_tokens, visit(request).deadline)
+    texts = server(request).text.decoded(
+        model, wire.rows, plain=wire.skip_special_tokens, deadline=visit(request).deadline
+    )
     return JsonResponse(await texts)
 
 

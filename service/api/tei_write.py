@@ -5,6 +5,8 @@ from itertools import accumulate
 from typing import Any
 
 from models.tokenizer import Encoding
+from service.api.openai_sampling import MOST_ANSWERS
+from service.api.options import MOST_STOPS
 from service.api.reading import Writing
 from service.api.stream import float32
 from service.api.tei_wire import PredictRequest, RerankRequest, is_one
@@ -111,6 +113,19 @@ def write_info(model: Model, settings: Settings) -> dict[str, Any]:
         "version": VERSION,
         "sha": None,
         "docker_label": None,
+    } | (generating(model, settings) if model.task == "generate" else {})
+
+
+def generating(model: Model, settings: Settings) -> dict[str, Any]:
+    """What text-generation-inference says beside that."""
+    return {
+        "model_pipeline_tag": "text-generation",
+        "max_best_of": MOST_ANSWERS,
+        "max_stop_sequences": MOST_STOPS,
+        "max_input_tokens": model.max_tokens - 1,
+        "max_total_tokens": model.max_tokens,
+        "validation_workers": settings.tokenizer_threads,
+        "router": "polyhead",
     }
 
 

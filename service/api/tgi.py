@@ -1,0 +1,87 @@
+"""The dialect of text-generation-inference: /generate and /generate_stream.
+
+Its parameters are `generation_wire`, its answers `generation_write`; here are the routes, and the statuses that errors
+have.  The only model that generates is asked, the one that is called by `adapter_id`, or /models/{name}/generate.  Its
+POST / is Hugging Face's (`hf`), its /info that of text-embeddings-inference (`tei`), which says what both do.
+"""
+
+import uuid
+from typing import Annotated
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from service.api import generating
+from service.api.dialect import Dialect, Work, about, body, server, takes
+from service.api.drawing import wrong
+from service.api.generation_wire import INSIDE, GenerateParameters
+from service.api.generation_wire import generating as asked
+from service.api.generation_write import answered, chunks, write_error
+from service.api.stream import EventStream, JsonResponse, answer, events
+from service.errors import BadRequest, Expired, PolyheadError, StepFailed, Stopped
+from service.model import Model
+from service.transcript import whole
+
+router = APIRouter(tags=["text-generation-inference"])
+
+
+class GenerateRequest(Work):
+    inputs: Annotated[str, Field(min_length=1)]
+    parameters: GenerateParameters = GenerateParameters()
+
+
+TAKES = takes(GenerateRequest)
+
+
+@router.post("/generate", openapi_extra=TAKES, summary="Continue a text.")
+@router.post("/models/{name:path}/generate", openapi_extra=TAKES, summary="The same by one model.")
+async def generate(request: Request) -> Response:
+    wire = await body(request, GenerateRequest)
+    return await answer(request, generated(request, wire, stream=False))
+
+
+@router.post("/generate_stream", openapi_extra=TAKES, summary="Continue a text, token by token.")
+@router.post("/models/{name:path}/generate_stream", openapi_extra=TAKES, summary="The same by one model.")
+async def generate_stream(request: Request) -> Response:
+    wire = await body(request, GenerateRequest)
+    return await answer(request, generated(request, wire, stream=True))
+
+
+async def generated(request: Request, wire: GenerateRequest, *, stream: bool) -> Response:
+    if wire.parameters.num_return_sequences > 1:
+        raise wrong(INSIDE, "num_return_sequences", "there is one answer here; POST /models/{name} gives several")
+    model, call = named(request, wire.parameters.adapter_id), f"generate-{uuid.uuid4().hex}"
+    continuation = asked((wire.inputs,), wire.parameters, stream=stream)
+    count, answers = await generating.begun(request, wire, model, continuation, call)
+    if stream:
+        return await EventStream.open(events(chunks(wire.parameters, model, wire.inputs, answers), write_error))
+    [first, *_] = answered(wire.parameters, model, wire.inputs, await whole(count, answers))
+    return JsonResponse(first)
+
+
+def named(request: Request, adapter: str) -> Model:
+    registry, name = server(request).registry, request.path_params.get("name", "")
+    if adapter:
+        return about(request, generating.adapted(registry, name, adapter))
+    return about(request, registry.resolve(name, ["generate"]) if name else registry.only(["generate"]))
+
+
+def status(error: PolyheadError) -> int:
+    """What is wrong with a request is 422, what went wrong with an answer 424."""
+    match error:
+        case BadRequest():
+            return 422
+        case StepFailed() | Stopped() | Expired():
+            return 424
+        case _:
+            return error.status
+
+
+DIALECT = Dialect(
+    name="text-generation-inference",
+    prefixes=("/generate", "/generate_stream"),
+    error=write_error,
+    status=status,
+    router=router,
+)

@@ -1,0 +1,118 @@
+"""Prompts as the model gets them, in vLLM's words: as tokens, and back; a conversation as its template writes it.
+
+Its POST /tokenize has the address of text-embeddings-inference's (`tei`), and errors in its form there, in OpenAI's
+elsewhere.  The one idea: a conversation is read as if it were to be answered, so what is shown is what would be.
+"""
+
+import asyncio
+from dataclasses import replace
+from typing import Annotated, Any, get_args
+
+from fastapi import APIRouter, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from service.api.dialect import MOST_IDS, TokenId, Wire, about, at_most, body, server, takes, visit
+from service.api.openai_wire import ChatRequest, read_chat
+from service.api.stream import JsonResponse, answer
+from service.model import Model
+from service.prompts import Chat
+from service.request import Task
+
+ALL = get_args(Task)
+router = APIRouter(tags=["tokens"])
+
+
+class PromptRequest(Wire):
+    """A text, with the special tokens that the model wants round it."""
+
+    model: str = ""
+    prompt: str
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+
+class ConversationRequest(ChatRequest):
+    """A chat's whole body; the template has written all special tokens."""
+
+    model: str = ""
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = False
+    return_token_strs: bool = False
+
+
+class DetokenizeRequest(Wire):
+    model: str = ""
+    tokens: Annotated[list[TokenId], Field(fail_fast=True), at_most(MOST_IDS)]
+
+
+Prompted = PromptRequest | ConversationRequest
+KINDS = (PromptRequest, ConversationRequest)
+
+
+def read(value: Any) -> Prompted | None:
+    """None if what came is of neither kind."""
+    if isinstance(value, dict) and "messages" in value:
+        return ConversationRequest.read(value)
+    return PromptRequest.read(value) if isinstance(value, dict) and "prompt" in value else None
+
+
+def read_prompt(wire: Prompted) -> tuple[str, str | Chat]:
+    """The prompt, after the wire's name for it."""
+    if isinstance(wire, PromptRequest):
+        return "prompt", wire.prompt
+    [chat] = read_chat(wire).prompts
+    assert isinstance(chat, Chat), "a conversation"
+    if wire.add_generation_prompt:
+        return "messages", chat
+    return "messages", replace(chat, variables={**chat.variables, "add_generation_prompt": False})
+
+
+async def tokenized(request: Request, wire: Prompted) -> Response:
+    """What POST /tokenize answers."""
+    model = named(request, wire.model)
+    _, ids = await prompted(request, model, wire)
+    # a long text has as many entries as tokens: not on the event loop
+    return await asyncio.to_thread(lambda: JsonResponse(write_tokens(model, wire, ids)))
+
+
+async def prompted(request: Request, model: Model, wire: Prompted) -> tuple[str, list[int]]:
+    field, prompt = read_prompt(wire)
+    special, deadline = wire.add_special_tokens, visit(request).deadline
+    return await server(request).text.prompted(model, prompt, field, special=special, deadline=deadline)
+
+
+def named(request: Request, name: str) -> Model:
+    """The model in the path, or in the body."""
+    return about(request, server(request).registry.resolve(request.path_params.get("name", "") or name, ALL))
+
+
+def write_tokens(model: Model, wire: Prompted, ids: list[int]) -> dict[str, Any]:
+    pieces = [model.tokenizer.piece(id) for id in ids] if wire.return_token_strs else None
+    return {"count": len(ids), "max_model_len": model.max_tokens, "tokens": ids, "token_strs": pieces}
+
+
+@router.post("/detokenize", openapi_extra=takes(DetokenizeRequest), summary="Tokens as a text, special ones too.")
+async def detokenize(request: Request) -> Response:
+    wire = await body(request, DetokenizeRequest)
+    return await answer(request, detokenized(request, wire))
+
+
+async def detokenized(request: Request, wire: DetokenizeRequest) -> Response:
+    model, deadline = named(request, wire.model), visit(request).deadline
+    texts = server(request).text.decoded(model, [wire.tokens], plain=False, deadline=deadline, field="tokens")
+    return JsonResponse({"prompt": (await texts)[0]})
+
+
+@router.post(
+    "/v1/chat/template", openapi_extra=takes(ConversationRequest), summary="The prompt that a conversation becomes."
+)
+async def template(request: Request) -> Response:
+    wire = await body(request, ConversationRequest)
+    return await answer(request, templated(request, wire))
+
+
+async def templated(request: Request, wire: ConversationRequest) -> Response:
+    model = about(request, server(request).registry.resolve(wire.model, ["generate"]))
+    text, ids = await prompted(request, model, wire)
+    return await asyncio.to_thread(lambda: JsonResponse({"prompt": text, **write_tokens(model, wire, ids)}))
