@@ -11,6 +11,7 @@ from scripted import Registry, application, ask, echo, model, spoken
 
 from service.api.generation_wire import GenerateParameters, generating
 from service.errors import BadRequest, StepFailed
+from service.grammar import Grammar
 from service.model import Model
 from service.prompts import Continuation
 from service.request import Beams, Done, Failed, Generate, Prompted, Request, Sampling, Token
@@ -82,6 +83,7 @@ def test_everything_that_is_asked_is_carried() -> None:
         top_n_tokens=3,
         decoder_input_details=True,
         num_return_sequences=2,
+        grammar={"type": "regex", "value": "[0-9]+"},
     )
     assert asked.sampling == Sampling(
         temperature=0.5,
@@ -102,6 +104,7 @@ def test_everything_that_is_asked_is_carried() -> None:
     assert (asked.stop_tokens, asked.ignore_eos, asked.bad_words) == ({6}, True, ("fox",))
     assert (asked.truncate, asked.logprobs, asked.prompt_logprobs) == (5, 3, 0)
     assert (asked.count, asked.best_of, asked.beams) == (2, 0, None)
+    assert asked.grammar == Grammar("regex", "[0-9]+", "parameters.grammar.value")
 
 
 def test_the_likeliest_unless_a_draw_is_shaped() -> None:
@@ -130,6 +133,7 @@ def test_beams_and_tries() -> None:
         ({"allowed_token_ids": []}, "parameters.allowed_token_ids: must not be empty"),
         ({"bad_words_ids": [[]]}, "bad_words_ids[0]: must have at least 1 item"),
         ({"top_n_tokens": 21}, "top_n_tokens: must be between 0 and 20, got 21"),
+        ({"grammar": {"type": "regex", "value": {}}}, "parameters.grammar.value: must be a string"),
         ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size: 3 is not supported by this server"),
     ],
 )

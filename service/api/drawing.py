@@ -9,8 +9,9 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from service.api.dialect import Count, Neutral, TokenId, Wire, at_most, between
+from service.api.forms import ValuedGrammar, grammar_of
+from service.api.openai_sampling import MOST_ANSWERS as MOST_ANSWERS
 from service.api.openai_sampling import (
-    MOST_ANSWERS,
     MOST_BEAMS,
     MOST_BIASED,
     MOST_WORDS,
@@ -69,6 +70,7 @@ class Drawing(Wire):
     stop: Stops = Field(default_factory=list)
     stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] = Field(default_factory=list)
     ignore_eos: bool = False
+    grammar: ValuedGrammar | None = None
 
     @property
     def draws(self) -> bool:
@@ -116,6 +118,7 @@ def continuing(field: str, prompts: tuple[str, ...], options: Drawing, inside: s
         counted=f"{inside}num_return_sequences",
         beams=Beams(options.num_beams, options.length_penalty, options.early_stopping) if searches else None,
         bad_words=tuple(options.bad_words),
+        grammar=grammar_of(options.grammar, f"{inside}grammar") if options.grammar else None,
     )
 
 

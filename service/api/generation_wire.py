@@ -11,8 +11,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from service.api.dialect import Count, Neutral, between
-from service.api.drawing import Drawing, continuing, wrong
-from service.api.openai_sampling import MOST_ANSWERS
+from service.api.drawing import MOST_ANSWERS, Drawing, continuing, wrong
 from service.api.options import LONGEST_WORD, Stops
 from service.prompts import Continuation
 
@@ -21,7 +20,7 @@ INSIDE = "parameters."
 
 
 class GenerateParameters(Drawing):
-    unsupported: ClassVar[Neutral] = {**Drawing.unsupported, "watermark": (False,), "grammar": ()}
+    unsupported: ClassVar[Neutral] = {**Drawing.unsupported, "watermark": (False,)}
 
     best_of: Annotated[int, between(1, MOST_ANSWERS)] = 1
     truncate: Count = 0

@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import Any
 
 from models.tokenizer import Encoding
-from service.api.openai_sampling import MOST_ANSWERS
+from service.api.drawing import MOST_ANSWERS
 from service.api.options import MOST_STOPS
 from service.api.reading import Writing
 from service.api.stream import float32
