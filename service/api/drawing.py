@@ -10,8 +10,8 @@ from pydantic import Field
 
 from service.api.dialect import Count, Neutral, TokenId, Wire, at_most, between
 from service.api.forms import ValuedGrammar, grammar_of
-from service.api.openai_sampling import MOST_ANSWERS as MOST_ANSWERS
 from service.api.openai_sampling import (
+    MOST_ANSWERS,
     MOST_BEAMS,
     MOST_BIASED,
     MOST_WORDS,

@@ -11,10 +11,12 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from service.api.dialect import Count, Neutral, between
-from service.api.drawing import MOST_ANSWERS, Drawing, continuing, wrong
+from service.api.drawing import Drawing, continuing, wrong
+from service.api.openai_sampling import MOST_ANSWERS
 from service.api.options import LONGEST_WORD, Stops
 from service.prompts import Continuation
 
+MOST_TRIES = MOST_ANSWERS
 MOST_TOP = 20
 INSIDE = "parameters."
 
@@ -22,7 +24,7 @@ INSIDE = "parameters."
 class GenerateParameters(Drawing):
     unsupported: ClassVar[Neutral] = {**Drawing.unsupported, "watermark": (False,)}
 
-    best_of: Annotated[int, between(1, MOST_ANSWERS)] = 1
+    best_of: Annotated[int, between(1, MOST_TRIES)] = 1
     truncate: Count = 0
     top_n_tokens: Annotated[int, between(0, MOST_TOP)] = 0
     stop_sequences: Stops = Field(default_factory=list)  # the older name of stop

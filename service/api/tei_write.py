@@ -5,7 +5,7 @@ from itertools import accumulate
 from typing import Any
 
 from models.tokenizer import Encoding
-from service.api.drawing import MOST_ANSWERS
+from service.api.generation_wire import MOST_TRIES
 from service.api.options import MOST_STOPS
 from service.api.reading import Writing
 from service.api.stream import float32
@@ -120,7 +120,7 @@ def generating(model: Model, settings: Settings) -> dict[str, Any]:
     """What text-generation-inference says beside that."""
     return {
         "model_pipeline_tag": "text-generation",
-        "max_best_of": MOST_ANSWERS,
+        "max_best_of": MOST_TRIES,
         "max_stop_sequences": MOST_STOPS,
         "max_input_tokens": model.max_tokens - 1,
         "max_total_tokens": model.max_tokens,
