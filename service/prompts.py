@@ -110,7 +110,7 @@ def sampled(model: Model, asked: Continuation) -> Sampling:
     known_tokens(model, [token for token, _ in sampling.bias], "logit_bias")
     known_tokens(model, sampling.allowed, "allowed_token_ids")
     for row in sampling.banned:
-        known_tokens(model, row, "bad_words_ids")
+        known_tokens(model, row, "bad_words_ids or suppress_tokens")
     words = [row for word in asked.bad_words for row in spelled(model, word)]
     return replace(sampling, banned=(*sampling.banned, *words)) if words else sampling
 

@@ -1,0 +1,162 @@
+"""Values that no field can have, of every numeric field of every route that generates: refused by the field's name, never
+the server's fault, and nothing to whoever is answered meanwhile."""
+
+import asyncio
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from processes import Process
+
+from service.api import hf_wire, oip_wire, openai_wire, tgi
+from service.api.dialect import Wire
+
+VALUES = (-(1 << 63), -1, 0, 1, 1 << 31, 1 << 63, 1e308, math.nan, "1", None, True)
+NOBODY = 10**8  # a token of no vocabulary
+STORY = {
+    "model": "chat",
+    "prompt": "The quick",
+    "max_tokens": 100,
+    "temperature": 0,
+    "ignore_eos": True,
+    "stream": True,
+}
+NOT_ONE = ("length_penalty", "top_logprobs", "timeout")
+TENSOR = {"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}
+
+
+@dataclass(frozen=True)
+class Route:
+    """A wire object, a body that costs little, and the fields that are token ids or have such in them."""
+
+    wire: type[Wire]
+    body: Mapping[str, Any]
+    tokens: Mapping[str, Any]
+
+
+SPOKEN = {"stop_token_ids": [NOBODY], "logit_bias": {str(NOBODY): 1}, "allowed_token_ids": [NOBODY]}
+DRAWN = {**SPOKEN, "bad_words_ids": [[5, NOBODY]], "suppress_tokens": [NOBODY]}
+INSIDE = {f"parameters.{name}": value for name, value in DRAWN.items()}
+ROUTES = {
+    "/v1/completions": Route(
+        openai_wire.CompletionRequest,
+        {"model": "chat", "prompt": "a", "max_tokens": 1},
+        {**SPOKEN, "prompt": [5, NOBODY]},
+    ),
+    "/v1/chat/completions": Route(
+        openai_wire.ChatRequest,
+        {"model": "chat", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+        SPOKEN,
+    ),
+    "/generate": Route(tgi.GenerateRequest, {"inputs": "a", "parameters": {"max_new_tokens": 1}}, INSIDE),
+    "/models/chat": Route(hf_wire.GenerateCall, {"inputs": "a", "parameters": {"max_new_tokens": 1}}, INSIDE),
+    "/v2/models/chat/generate": Route(oip_wire.TextRequest, {"text_input": "a", "max_tokens": 1}, DRAWN),
+    "/v2/models/chat/infer": Route(
+        oip_wire.GenerateRequest, {"inputs": [TENSOR], "parameters": {"max_tokens": 1}}, INSIDE
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_generator: Path) -> Iterator[Process]:
+    process = Process(f"chat={tiny_generator}", "--executor", "torch")
+    process.ready()
+    yield process
+    assert process.stop() == 0, process.log
+
+
+def numbers(kind: type[Wire]) -> Iterator[str]:
+    """The fields that are numbers; those of parameters too."""
+    for name, field in kind.model_fields.items():
+        if field.annotation in (int, float):
+            yield name
+        if name == "parameters" and kind is not oip_wire.TextRequest:  # whose options may stand beside the text
+            yield from (f"{name}.{inner}" for inner in numbers(field.annotation))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Call:
+    path: str
+    field: str
+    value: Any
+    body: bytes
+
+    @property
+    def fine(self) -> bool:
+        """Null says nothing, and all these numbers may be one; not without company, or in microseconds."""
+        return self.value is None or (self.value == 1 and self.value is not True and self.name not in NOT_ONE)
+
+    @property
+    def name(self) -> str:
+        return self.field.rpartition(".")[2]
+
+
+def asked() -> Iterator[Call]:
+    for path, route in ROUTES.items():
+        for field in numbers(route.wire):
+            for value in VALUES:
+                yield Call(path, field, value, spelled(route, field, value))
+        for field, value in route.tokens.items():
+            yield Call(path, field, value, spelled(route, field, value))
+
+
+def spelled(route: Route, field: str, value: Any) -> bytes:
+    body = json.loads(json.dumps(route.body))
+    *parents, name = field.split(".")
+    place = body
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    place[name] = value
+    return json.dumps(body).encode()
+
+
+async def story(client: httpx.AsyncClient) -> str:
+    return (await client.post("/v1/completions", json=STORY)).text
+
+
+def words(events: str) -> str:
+    return "".join(
+        json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+        for line in events.split("\n\n")
+        if line and not line.endswith("[DONE]")
+    )
+
+
+async def answers(url: str) -> tuple[list[httpx.Response], set[str]]:
+    """To all calls, a few at a time; and what a neighbour was told, again and again, until all were answered."""
+    calls, found, told = list(asked()), {}, set()
+
+    async def some(client: httpx.AsyncClient, first: int) -> None:
+        for index in range(first, len(calls), 4):
+            found[index] = await client.post(calls[index].path, content=calls[index].body)
+
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        told.add(words(await story(client)))
+        asking = asyncio.gather(*(some(client, first) for first in range(4)))
+        while not asking.done():
+            told.add(words(await story(client)))
+        await asking
+    return [found[index] for index in range(len(calls))], told
+
+
+def test_no_value_of_any_field_is_the_servers_fault(server: Process) -> None:
+    found, told = asyncio.run(answers(server.url))
+    assert {len(each) > 50 for each in told} == {True}
+    assert len(told) == 1, "a neighbour was told something else"
+    refused = 0
+    for call, answer in zip(asked(), found, strict=True):
+        said = f"{call.path} {call.body.decode()} {answer.status_code} {answer.text}"
+        if answer.status_code == 504 and call.name == "timeout":  # a second may be too little for a busy machine
+            continue
+        assert answer.status_code < (300 if call.fine else 500), said
+        if answer.status_code >= 400:
+            refused += 1
+            assert call.name in answer.text or b"NaN" in call.body, said
+    assert refused > len(found) / 3, "most of these values are none"
+    rest = server.rest()
+    assert rest.books[0] == rest.books[1]
