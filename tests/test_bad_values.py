@@ -1,5 +1,5 @@
-"""Values that no field can have, of every numeric field of every route that generates: refused by the field's name, never
-the server's fault, and nothing to whoever is answered meanwhile."""
+"""Values that no field can have, of every numeric field of every route that generates: refused by its name, never the
+server's fault, and nothing to whoever is answered meanwhile."""
 
 import asyncio
 import json
