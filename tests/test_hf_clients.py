@@ -225,6 +225,48 @@ def test_text_generation(client: InferenceClient, at: Any, folders: Folders) -> 
     assert drawn.generated_text != client.text_generation(prompt, model=at("chat"), max_new_tokens=9)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"repetition_penalty": 1.3},
+        {"num_beams": 3, "length_penalty": 0.3},
+        {"num_beams": 4, "num_return_sequences": 3, "early_stopping": True},
+        {"min_new_tokens": 12, "bad_words_ids": [[5], [6, 7]], "suppress_tokens": [138, 217]},
+    ],
+    ids=lambda options: ",".join(options),
+)
+def test_text_generation_as_transformers_does(at: Any, folders: Folders, options: dict[str, Any]) -> None:
+    prompt, options = "The quick brown", {**options, "max_new_tokens": 12}
+    theirs = pipeline("text-generation", folders["chat"])(prompt, do_sample=False, return_full_text=False, **options)
+    assert post(at("chat"), {"inputs": prompt, "parameters": options}).json() == theirs
+
+
+def test_text_generation_told_in_detail(client: InferenceClient, at: Any, folders: Folders) -> None:
+    prompt, asked = "The quick brown", {"model": at("chat"), "max_new_tokens": 9, "details": True}
+    told = client.text_generation(prompt, decoder_input_details=True, top_n_tokens=2, **asked).details
+    assert told is not None
+    tokenizer = tf.AutoTokenizer.from_pretrained(folders["chat"])
+    model = tf.AutoModelForCausalLM.from_pretrained(folders["chat"]).eval()
+    ids = tokenizer(prompt, return_tensors="pt").input_ids
+    with torch.no_grad():
+        likely = model(ids).logits[0].log_softmax(-1)
+    assert [token.id for token in told.prefill] == ids[0].tolist()
+    expected = [float(row[id]) for row, id in zip(likely, ids[0, 1:], strict=False)]
+    assert told.prefill[0].logprob is None
+    assert [token.logprob for token in told.prefill[1:]] == pytest.approx(expected, abs=1e-4)
+    assert told.top_tokens is not None
+    for token, top in zip(told.tokens, told.top_tokens, strict=True):
+        assert (len(top), dict(top[0])["id"]) == (2, token.id), "the likeliest is drawn"
+    best = client.text_generation(prompt, best_of=3, temperature=1.0, seed=1, **asked)
+    assert best.details is not None
+    assert best.details.best_of_sequences is not None
+    tries = [best.details, *best.details.best_of_sequences]
+    means = [np.mean([token.logprob for token in each.tokens]) for each in tries]
+    assert (len(means), means) == (3, sorted(means, reverse=True))
+    cut = client.text_generation(prompt, truncate=2, **asked)
+    assert cut.generated_text == client.text_generation(tokenizer.decode(ids[0, -2:]), **asked).generated_text
+
+
 @pytest.mark.parametrize("stop", [[], ["e", "t"]])
 def test_text_generation_streamed(client: InferenceClient, at: Any, stop: list[str]) -> None:
     asked: dict[str, Any] = {"model": at("chat"), "max_new_tokens": 24, "seed": 3, "temperature": 1.2, "stop": stop}
@@ -235,6 +277,7 @@ def test_text_generation_streamed(client: InferenceClient, at: Any, stop: list[s
     assert [event.generated_text for event in events[:-1]] == [None] * (len(events) - 1)
     last, details = events[-1], whole.details
     assert last.generated_text == whole.generated_text
+    assert not stop or whole.generated_text[-1] in stop, "as text-generation-inference leaves it"
     assert last.details is not None
     assert details is not None
     assert (last.details.finish_reason, last.details.generated_tokens) == (
