@@ -215,9 +215,9 @@ SECTIONS: Mapping[str, Section] = {
     ),
     "Open Inference: generate and generate_stream": Section(oip_wire.TextRequest, {"text_input": "a"}, streamed),
     "Rerank": Section(rerank.RerankRequest, {"model": "m", "query": "a", "documents": ["b"]}),
-    "vLLM: tokenize a prompt": Section(tokens.PromptRequest, {"prompt": "a"}, tokens.read_prompt),
+    "vLLM: tokenize a prompt": Section(tokens.PromptRequest, {"prompt": "a"}),
     "vLLM: tokenize a conversation, and its template": Section(
-        tokens.ConversationRequest, {"messages": MESSAGES}, tokens.read_prompt
+        tokens.ConversationRequest, {"messages": MESSAGES}, openai_wire.read_chat
     ),
     "vLLM: detokenize": Section(tokens.DetokenizeRequest, {"tokens": [5]}),
 }

@@ -5,18 +5,23 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from scripted import Registry, application, ask, echo, model
+from scripted import TEMPLATE, Registry, application, ask, echo, model
 
+from models.chat import ChatTemplate
 from service.model import Model
 from service.request import Generate
 
 TALK = [{"role": "user", "content": "größer 日本"}]
 WRITTEN = "<user>größer 日本<assistant>"
+OPENED = TEMPLATE.replace("<assistant>", "{% if add_generation_prompt %}<assistant>{% endif %}")
 
 
 @pytest.fixture(scope="module")
 def models(tiny_generator: Path, tiny_embedder: Path) -> list[Model]:
-    return [model(tiny_generator, "talker", "generate"), model(tiny_embedder, "vectors", "embed")]
+    return [
+        model(tiny_generator, "talker", "generate", chat=ChatTemplate(OPENED)),
+        model(tiny_embedder, "vectors", "embed"),
+    ]
 
 
 @pytest.fixture
@@ -62,6 +67,10 @@ def test_a_conversation_as_the_prompt_that_it_becomes(app: FastAPI, registry: Re
     counted = said(app, "/tokenize", model="talker", messages=TALK)
     assert counted == {name: value for name, value in told.items() if name != "prompt"}
     assert said(app, "/v1/chat/template", model="talker", messages=TALK, temperature=0.5, max_tokens=3) == told
+    closed = said(app, "/v1/chat/template", model="talker", messages=TALK, add_generation_prompt=False)
+    assert closed["prompt"] == WRITTEN.removesuffix("<assistant>")
+    tool = {"type": "function", "function": {"name": "springen"}}
+    assert "springen" in said(app, "/v1/chat/template", model="talker", messages=TALK, tools=[tool])["prompt"]
 
 
 def test_tokens_as_a_text(app: FastAPI) -> None:

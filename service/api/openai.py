@@ -69,9 +69,10 @@ async def echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:
     model = server(request).registry.resolve(wire.model, ["generate"])
     prompts = several(wire.prompt)
     given = [prompt for prompt in prompts if not isinstance(prompt, str)]
-    text = server(request).text
-    written = iter(await text.decoded(model, given, False, visit(request).deadline) if given else [])
-    return tuple(prompt if isinstance(prompt, str) else next(written) for prompt in prompts)
+    text, deadline = server(request).text, visit(request).deadline
+    written = await text.decoded(model, given, plain=False, deadline=deadline, field="prompt") if given else []
+    left = iter(written)
+    return tuple(prompt if isinstance(prompt, str) else next(left) for prompt in prompts)
 
 
 @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), summary="Answer a conversation.")

@@ -5,7 +5,6 @@ elsewhere.  The one idea: a conversation is read as if it were to be answered, s
 """
 
 import asyncio
-from dataclasses import replace
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Request
@@ -18,6 +17,7 @@ from service.api.stream import JsonResponse, answer
 from service.model import Model
 from service.prompts import Chat
 from service.request import Task
+from service.tools import fitted
 
 ALL = get_args(Task)
 router = APIRouter(tags=["tokens"])
@@ -33,11 +33,9 @@ class PromptRequest(Wire):
 
 
 class ConversationRequest(ChatRequest):
-    """A chat's whole body; the template has written all special tokens."""
+    """A chat's whole body."""
 
     model: str = ""
-    add_generation_prompt: bool = True
-    add_special_tokens: bool = False
     return_token_strs: bool = False
 
 
@@ -57,17 +55,6 @@ def read(value: Any) -> Prompted | None:
     return PromptRequest.read(value) if isinstance(value, dict) and "prompt" in value else None
 
 
-def read_prompt(wire: Prompted) -> tuple[str, str | Chat]:
-    """The prompt, after the wire's name for it."""
-    if isinstance(wire, PromptRequest):
-        return "prompt", wire.prompt
-    [chat] = read_chat(wire).prompts
-    assert isinstance(chat, Chat), "a conversation"
-    if wire.add_generation_prompt:
-        return "messages", chat
-    return "messages", replace(chat, variables={**chat.variables, "add_generation_prompt": False})
-
-
 async def tokenized(request: Request, wire: Prompted) -> Response:
     """What POST /tokenize answers."""
     model = named(request, wire.model)
@@ -77,9 +64,13 @@ async def tokenized(request: Request, wire: Prompted) -> Response:
 
 
 async def prompted(request: Request, model: Model, wire: Prompted) -> tuple[str, list[int]]:
-    field, prompt = read_prompt(wire)
-    special, deadline = wire.add_special_tokens, visit(request).deadline
-    return await server(request).text.prompted(model, prompt, field, special=special, deadline=deadline)
+    """Its text and its tokens.  A template has written the special ones itself."""
+    text, deadline = server(request).text, visit(request).deadline
+    if isinstance(wire, PromptRequest):
+        return await text.prompted(model, wire.prompt, "prompt", special=wire.add_special_tokens, deadline=deadline)
+    [chat] = fitted(read_chat(wire), model).prompts
+    assert isinstance(chat, Chat), "a conversation"
+    return await text.prompted(model, chat, "messages", special=False, deadline=deadline)
 
 
 def named(request: Request, name: str) -> Model:
