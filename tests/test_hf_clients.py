@@ -1,6 +1,7 @@
 """Hugging Face's own client against a real server: each of its methods says what transformers' pipelines say."""
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -263,6 +264,8 @@ def test_text_generation_told_in_detail(client: InferenceClient, at: Any, folder
     tries = [best.details, *best.details.best_of_sequences]
     means = [np.mean([token.logprob for token in each.tokens]) for each in tries]
     assert (len(means), means) == (3, sorted(means, reverse=True))
+    number = client.text_generation(prompt, grammar={"type": "regex", "value": "[0-9]{3}"}, **asked)
+    assert re.fullmatch("[0-9]{3}", number.generated_text)
     cut = client.text_generation(prompt, truncate=2, **asked)
     assert cut.generated_text == client.text_generation(tokenizer.decode(ids[0, -2:]), **asked).generated_text
 

@@ -291,7 +291,7 @@ def test_triton_sees_server_and_models(client: triton.InferenceServerClient) -> 
     assert client.is_model_ready("judge")
     assert client.is_model_ready("judge", "1")
     assert not client.is_model_ready("nobody")
-    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", "model_repository"]
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", "generate", "model_repository"]
     described = client.get_model_metadata("judge")
     assert [one["name"] for one in described["inputs"]] == ["text", "text_pair"]
     assert described["outputs"][0] == {"name": "probabilities", "datatype": "FP32", "shape": [-1, 3]}
