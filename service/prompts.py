@@ -56,6 +56,7 @@ class Continuation:
     ignore_eos: bool = False
     logprobs: int = -1  # as in Generate
     limit: str = "max_tokens"
+    within: bool = False  # where the context leaves fewer than max_tokens, as many as it leaves
     truncate: int = 0
     count: int = 1
     counted: str = "n"
@@ -196,9 +197,9 @@ def room(model: Model, length: int, asked: Continuation, where: str) -> int:
         raise TooLong(
             f"{where}: the prompt has {length} tokens of the {limit} the model takes, none is left", param=where
         )
-    if length + wanted > limit:
+    if length + wanted > limit and not asked.within:
         raise TooLong(
             f"{asked.limit}: the prompt has {length} tokens and {wanted} more are asked for, the model takes {limit}",
             param=asked.limit,
         )
-    return wanted or limit - length
+    return min(wanted or limit, limit - length)

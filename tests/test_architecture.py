@@ -53,7 +53,10 @@ MANY_ARGUMENTS = {
     "models/checkpoint/metadata.py:_place": "partially applied: whoever calls it gives one",
     "models/native/executor.py:__init__": "all but the network and its head by keyword, each with a default",
 }
-GET_PREFIXES = {"service/settings.py:get_field_value": "pydantic-settings asks for a method of this name"}
+GET_PREFIXES = {
+    "service/api/kinds.py:__get_pydantic_core_schema__": "pydantic asks for a method of this name",
+    "service/settings.py:get_field_value": "pydantic-settings asks for a method of this name",
+}
 BROAD_EXCEPTS = {
     "models/tokenizer/vocabulary.py": "the tokenizers library raises bare Exception for bad data, nothing narrower",
     "service/engine/engine.py": "the engine loop fails the requests of a broken step and goes on",

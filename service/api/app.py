@@ -13,7 +13,20 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from service.api import admin, health, hf, oip, oip_repository, openai, rerank, tei, tgi, tokens
+from service.api import (
+    admin,
+    anthropic,
+    health,
+    hf,
+    oip,
+    oip_repository,
+    openai,
+    rerank,
+    responses,
+    tei,
+    tgi,
+    tokens,
+)
 from service.api.dialect import Dialect
 from service.api.gate import Gate, Refuse
 from service.api.server import Server
@@ -34,6 +47,8 @@ from service.version import VERSION
 # Who owns a path: the first that says so; OpenAI's where nobody does.  The last has a route for any model's name.
 DIALECTS: tuple[Dialect, ...] = (
     rerank.DIALECT,
+    anthropic.DIALECT,
+    responses.DIALECT,
     openai.DIALECT,
     tei.DIALECT,
     tgi.DIALECT,

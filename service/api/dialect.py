@@ -326,8 +326,9 @@ def plain(error: ErrorDetails) -> str:
 
 
 def path(parts: Sequence[int | str]) -> str:
-    """("messages", 0, "content") -> "messages[0].content"."""
-    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
+    """("messages", 0, "content") -> "messages[0].content"; leaves out which of several objects it is (<text>)."""
+    named = [part for part in parts if isinstance(part, int) or not part.startswith("<")]
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in named).removeprefix(".")
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:

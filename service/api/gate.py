@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.security import access, admin_keys, client_keys
+from service.api.security import access, admin_keys, authorization, client_keys
 from service.api.server import Server
 from service.api.visit import HEADER, Visit, seconds
 from service.errors import BadRequest, BodyTooLarge, PolyheadError
@@ -62,7 +62,7 @@ class Gate:
         try:
             headers = Headers(scope=scope)
             if (kind := access(scope["path"], scope["method"])) in self.keys:
-                visit.owner = self.keys[kind].owner(headers.get("authorization", ""))
+                visit.owner = self.keys[kind].owner(authorization(headers, scope["path"]))
             visit.counted = administers = kind == "admin"  # it asks nothing of a model
             if scope["method"] in ("GET", "HEAD"):
                 await self.app(scope, receive, send)

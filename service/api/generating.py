@@ -30,8 +30,8 @@ async def begun(request: Request, wire: Work, model: Model, asked: Continuation,
     return len(asked.prompts) * asked.count, answers(request, model, asked, requests)
 
 
-async def spoken(request: Request, wire: Work, model: Model, talk: Talk, call: str) -> tuple[int, Utterances]:
-    """As `begun`, with what the answers say told apart."""
+async def spoken(request: Request, wire: Work, model: Model, talk: Talk, call: str) -> tuple[int, int, Utterances]:
+    """As `begun`, with what the answers say told apart; before that, how many tokens the prompt has."""
     with concerning(model):
         asked = apart(request, fitted(talk, model))
     text, conditions = server(request).text, terms(request, wire)
@@ -42,7 +42,7 @@ async def spoken(request: Request, wire: Work, model: Model, talk: Talk, call: s
             await text.check(model, parts(talk.tools), conditions.deadline)
         raise
     heard = expected(asked, talk.tools, model, requests[0].tokens)
-    return asked.count, conversed(answers(request, model, asked, requests), heard)
+    return asked.count, len(requests[0].tokens), conversed(answers(request, model, asked, requests), heard)
 
 
 def apart(request: Request, asked: Continuation) -> Continuation:

@@ -84,7 +84,7 @@ async def chat_completions(request: Request) -> Response:
 async def chat(request: Request, wire: ChatRequest) -> Response:
     call = called("chatcmpl", wire)
     model = about(request, server(request).registry.resolve(call.model, ["generate"]))
-    count, utterances = await generating.spoken(request, wire, model, read_chat(wire), call.id)
+    count, _, utterances = await generating.spoken(request, wire, model, read_chat(wire), call.id)
     if not wire.include_reasoning:
         utterances = silent(utterances)
     if wire.stream:

@@ -65,6 +65,13 @@ def access(path: str, method: str = "GET") -> Access:
     return decision(path, method) or "key"
 
 
+def authorization(headers: Mapping[str, str], path: str) -> str:
+    """What a request to `path` shows: Anthropic's clients have a header of their own for the key."""
+    shown = headers.get("authorization", "")
+    key = headers.get("x-api-key", "")
+    return f"Bearer {key}" if key and not shown and f"{path}/".startswith("/v1/messages/") else shown
+
+
 def check_key(authorization: str, key: str) -> None:
     """Raises Unauthorized unless the header `authorization` carries `key`; an empty key asks for nothing."""
     Keys([("", key)] if key else []).owner(authorization)

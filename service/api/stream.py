@@ -68,6 +68,11 @@ def event(content: Any) -> bytes:
     return b"data: " + orjson.dumps(content) + b"\n\n"
 
 
+def named(content: Any) -> bytes:
+    """The same under a line that repeats its `type`, for clients that look there."""
+    return f"event: {content['type']}\n".encode() + event(content)
+
+
 def line(content: Any) -> bytes:
     return orjson.dumps(content, option=NUMBERS) + b"\n"
 

@@ -1,0 +1,60 @@
+"""The Anthropic dialect: messages, and how many tokens they are, under /v1/messages.
+
+Its wire objects are `anthropic_wire`, what they ask `anthropic_read`, its answers `anthropic_write`; here is only the
+way between them.
+"""
+
+import uuid
+from operator import attrgetter
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.api.anthropic_read import read_count, read_messages
+from service.api.anthropic_wire import CountRequest, MessagesRequest
+from service.api.anthropic_write import Call, Events, write_count, write_error, write_message
+from service.api.dialect import Dialect, about, body, server, takes, terms
+from service.api.generating import spoken
+from service.api.items import said, streamed
+from service.api.stream import EventStream, JsonResponse, answer, events, named
+from service.prompts import Chat
+from service.tools import fitted
+
+router = APIRouter(tags=["Anthropic"])
+
+
+@router.post("/v1/messages", openapi_extra=takes(MessagesRequest), summary="The next turn of a conversation.")
+async def messages(request: Request) -> Response:
+    wire = await body(request, MessagesRequest)
+    return await answer(request, converse(request, wire))
+
+
+async def converse(request: Request, wire: MessagesRequest) -> Response:
+    model = about(request, server(request).registry.resolve(wire.model, ["generate"]))
+    call = Call(id=f"msg_{uuid.uuid4().hex}", model=wire.model, most=wire.max_tokens)
+    _, length, utterances = await spoken(request, wire, model, read_messages(wire), call.id)
+    if wire.stream:
+        return await EventStream.open(events(streamed(Events(call, length), utterances), write_error, spell=named))
+    return JsonResponse(write_message(call, await said(utterances)))
+
+
+@router.post(
+    "/v1/messages/count_tokens", openapi_extra=takes(CountRequest), summary="How many tokens a conversation is."
+)
+async def count_tokens(request: Request) -> Response:
+    wire = await body(request, CountRequest)
+    return await answer(request, count(request, wire))
+
+
+async def count(request: Request, wire: CountRequest) -> Response:
+    model = about(request, server(request).registry.resolve(wire.model, ["generate"]))
+    [chat] = fitted(read_count(wire), model).prompts
+    assert isinstance(chat, Chat), "a conversation"
+    deadline = terms(request, wire).deadline
+    _, ids = await server(request).text.prompted(model, chat, "messages", special=False, deadline=deadline)
+    return JsonResponse(write_count(len(ids)))
+
+
+DIALECT = Dialect(
+    name="Anthropic", prefixes=("/v1/messages",), error=write_error, status=attrgetter("status"), router=router
+)

@@ -1,0 +1,43 @@
+"""The dialect of OpenAI's responses: items in, items out, nothing kept, under /v1/responses.
+
+Its wire objects are `responses_wire`, what they ask `responses_read`, its answers `responses_write`; here is only the
+way between them.
+"""
+
+import time
+import uuid
+from operator import attrgetter
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.api.dialect import Dialect, about, body, server, takes
+from service.api.generating import spoken
+from service.api.items import said, streamed
+from service.api.responses_read import read_response, repeated
+from service.api.responses_wire import ResponseRequest
+from service.api.responses_write import Call, Events, write_error, write_response
+from service.api.stream import EventStream, JsonResponse, answer, events, named
+
+router = APIRouter(tags=["OpenAI responses"])
+
+
+@router.post("/v1/responses", openapi_extra=takes(ResponseRequest), summary="Answer a conversation of items.")
+async def responses(request: Request) -> Response:
+    wire = await body(request, ResponseRequest)
+    return await answer(request, respond(request, wire))
+
+
+async def respond(request: Request, wire: ResponseRequest) -> Response:
+    model = about(request, server(request).registry.resolve(wire.model, ["generate"]))
+    call = Call(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), asked=repeated(wire))
+    *_, utterances = await spoken(request, wire, model, read_response(wire), call.id)
+    if wire.stream:
+        told = Events(call)
+        return await EventStream.open(events(streamed(told, utterances), told.failed, spell=named))
+    return JsonResponse(write_response(call, await said(utterances)))
+
+
+DIALECT = Dialect(
+    name="OpenAI responses", prefixes=("/v1/responses",), error=write_error, status=attrgetter("status"), router=router
+)
