@@ -14,10 +14,27 @@ from typing import Any, get_args
 
 import huggingface_hub.inference._generated.types as hub
 import pytest
+from anthropic.types import message_count_tokens_params, message_create_params
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import response_create_params
 
-from service.api import forms, generation_wire, hf_wire, oip_wire, openai_wire, options, rerank, tei_wire, tgi, tokens
+from service.api import (
+    anthropic_read,
+    anthropic_wire,
+    forms,
+    generation_wire,
+    hf_wire,
+    oip_wire,
+    openai_wire,
+    options,
+    rerank,
+    responses_read,
+    responses_wire,
+    tei_wire,
+    tgi,
+    tokens,
+)
 from service.api.dialect import Wire, Work
 from service.api.drawing import Drawing
 from service.api.openai_sampling import Sampled
@@ -94,6 +111,10 @@ COMPLETION = (
     completion_create_params.CompletionCreateParamsStreaming,
 )
 CHAT = chat_create_params.CompletionCreateParamsBase, chat_create_params.CompletionCreateParamsStreaming
+MESSAGE = message_create_params.MessageCreateParamsBase, message_create_params.MessageCreateParamsStreaming
+RESPONSE = response_create_params.ResponseCreateParamsBase, response_create_params.ResponseCreateParamsStreaming
+CLAUDE = {"model": "m", "max_tokens": 9, "messages": MESSAGES}
+USE = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
 COMMON = {"model": "m", "prompt": "a"}
 TASK = {"inputs": "a"}
 
@@ -219,6 +240,47 @@ SECTIONS: Mapping[str, Section] = {
     "vLLM: tokenize a conversation, and its template": Section(
         tokens.ConversationRequest, {"messages": MESSAGES}, openai_wire.read_chat
     ),
+    "Anthropic messages and count_tokens": Section(
+        anthropic_wire.Conversation, CLAUDE, anthropic_read.read_messages, anthropic_wire.MessagesRequest
+    ),
+    "Anthropic messages": Section(
+        anthropic_wire.MessagesRequest,
+        CLAUDE,
+        anthropic_read.read_messages,
+        official=typed(*MESSAGE),
+    ),
+    "Anthropic messages: count_tokens": Section(
+        anthropic_wire.CountRequest,
+        {"model": "m", "messages": MESSAGES},
+        anthropic_read.read_count,
+        official=typed(message_count_tokens_params.MessageCountTokensParams),
+    ),
+    "Anthropic messages: text": Section(anthropic_wire.TextBlock, {"type": "text", "text": "a"}),
+    "Anthropic messages: tool_use": Section(anthropic_wire.ToolUseBlock, USE),
+    "Anthropic messages: tool_result": Section(
+        anthropic_wire.ToolResultBlock, {"type": "tool_result", "tool_use_id": "a"}
+    ),
+    "Anthropic messages: thinking": Section(anthropic_wire.ThinkingBlock, {"type": "thinking", "thinking": "a"}),
+    "Anthropic messages: tools": Section(anthropic_wire.Tool, {"name": "a", "input_schema": {}}),
+    "Anthropic messages: tool_choice": Section(anthropic_wire.ToolChoice, {"type": "auto"}),
+    "OpenAI responses": Section(
+        responses_wire.ResponseRequest,
+        {"model": "m", "input": "a"},
+        responses_read.read_response,
+        official=typed(*RESPONSE),
+    ),
+    "OpenAI responses: a message": Section(responses_wire.Message, MESSAGES[0]),
+    "OpenAI responses: input_text": Section(responses_wire.InputText, {"type": "input_text", "text": "a"}),
+    "OpenAI responses: output_text": Section(responses_wire.OutputText, {"type": "output_text", "text": "a"}),
+    "OpenAI responses: refusal": Section(responses_wire.Refusal, {"type": "refusal", "refusal": "a"}),
+    "OpenAI responses: function_call": Section(
+        responses_wire.FunctionCall, {"type": "function_call", "call_id": "a", "name": "b", "arguments": "{}"}
+    ),
+    "OpenAI responses: function_call_output": Section(
+        responses_wire.FunctionOutput, {"type": "function_call_output", "call_id": "a", "output": "b"}
+    ),
+    "OpenAI responses: reasoning": Section(responses_wire.Reasoning, {"type": "reasoning"}),
+    "OpenAI responses: tools": Section(responses_wire.Tool, {"type": "function", "name": "a"}),
     "vLLM: detokenize": Section(tokens.DetokenizeRequest, {"tokens": [5]}),
 }
 
