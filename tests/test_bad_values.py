@@ -13,7 +13,7 @@ import httpx
 import pytest
 from processes import Process
 
-from service.api import hf_wire, oip_wire, openai_wire, tgi
+from service.api import anthropic_wire, hf_wire, oip_wire, openai_wire, responses_wire, tgi
 from service.api.dialect import Wire
 
 VALUES = (-(1 << 63), -1, 0, 1, 1 << 31, 1 << 63, 1e308, math.nan, "1", None, True)
@@ -53,6 +53,12 @@ ROUTES = {
         {"model": "chat", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
         SPOKEN,
     ),
+    "/v1/responses": Route(responses_wire.ResponseRequest, {"model": "chat", "input": "a", "max_output_tokens": 1}, {}),
+    "/v1/messages": Route(
+        anthropic_wire.MessagesRequest,
+        {"model": "chat", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+        {},
+    ),
     "/generate": Route(tgi.GenerateRequest, {"inputs": "a", "parameters": {"max_new_tokens": 1}}, INSIDE),
     "/models/chat": Route(hf_wire.GenerateCall, {"inputs": "a", "parameters": {"max_new_tokens": 1}}, INSIDE),
     "/v2/models/chat/generate": Route(oip_wire.TextRequest, {"text_input": "a", "max_tokens": 1}, DRAWN),
@@ -88,8 +94,12 @@ class Call:
 
     @property
     def fine(self) -> bool:
-        """Null says nothing, and all these numbers may be one; not without company, or in microseconds."""
-        return self.value is None or (self.value == 1 and self.value is not True and self.name not in NOT_ONE)
+        """Null says nothing where nothing must be said, and all these numbers may be one; not without company, or in
+        microseconds."""
+        if self.value is None:
+            field = ROUTES[self.path].wire.model_fields.get(self.field)
+            return field is None or not field.is_required()
+        return self.value == 1 and self.value is not True and self.name not in NOT_ONE
 
     @property
     def name(self) -> str:

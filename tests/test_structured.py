@@ -59,7 +59,7 @@ ENDLESS = {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (2, 3
 )
 def test_every_way_to_ask_for_a_form_is_read(asked: dict[str, Any], kind: Any, source: str, field: str) -> None:
     wanted = Grammar(kind, source, field) if kind else None
-    assert read_chat(ChatRequest.read(TALK | asked)).grammar == wanted
+    assert read_chat(ChatRequest.read(TALK | asked)).asked.grammar == wanted
     assert read_completion(CompletionRequest.read({"model": "chat", "prompt": "x"} | asked)).grammar == wanted
 
 
