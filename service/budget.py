@@ -6,7 +6,7 @@ settings, so what should be set otherwise is found by asking it again with other
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
@@ -47,7 +47,7 @@ def columns_of(what: Description) -> int:
 @dataclass(frozen=True)
 class Sized:
     """What of a model decides how much it takes, apart from the settings.  `columns`: scores that its head has for a
-    token or a text.  `context`: tokens of its longest input."""
+    token or a text.  `context`: tokens of its longest input.  `draft`: the model that drafts for it, if one does."""
 
     name: str
     config: ModelConfig
@@ -56,6 +56,7 @@ class Sized:
     context: int
     size: Size
     suited: Suited
+    draft: "Sized | None" = None
 
     @property
     def generates(self) -> bool:
@@ -67,7 +68,7 @@ class Sized:
         return self.task in ("generate", "fill")
 
 
-def sized(name: str, what: Description) -> Sized:
+def sized(name: str, what: Description, draft: Description | None = None) -> Sized:
     """Raises CheckpointError where the files do not hold what the description asks for."""
     return Sized(
         name=name,
@@ -77,6 +78,7 @@ def sized(name: str, what: Description) -> Sized:
         context=what.max_tokens,
         size=size(what),
         suited=suited(what.entries.values()),
+        draft=sized(f"{name}'s draft", draft) if draft else None,
     )
 
 
@@ -118,7 +120,21 @@ def need_beside(name: str, laid: Laid, place: Place) -> Need:
 
 
 def need(model: Sized, settings: Settings, blocks: int) -> Need:
-    """Of a model with a cache of so many blocks."""
+    """Of a model with a cache of so many blocks, and of its draft, whose has as many."""
+    own = need_alone(model, settings, blocks)
+    if model.draft is None:
+        return own
+    draft = need_alone(model.draft, settings, blocks)
+    return replace(
+        own,
+        weights=own.weights + draft.weights,
+        cache=own.cache + draft.cache,
+        workspace=own.workspace + draft.workspace,
+        loading=max(draft.loading, own.loading + draft.cache),  # it is read first
+    )
+
+
+def need_alone(model: Sized, settings: Settings, blocks: int) -> Need:
     place = placed(settings, model.suited, model.config)
     largest = largest_step(model, settings, blocks)
     taken = native_parts(model, place, largest) if place.instructions else torch_parts(model, settings, largest)

@@ -12,6 +12,7 @@ from models.checkpoint.description import Description
 from models.checkpoint.precision import suited
 from service import machine
 from service.budget import MIB, Budget, Need, Sized, least, mib, need_beside, sized
+from service.drafts import drafting_for
 from service.errors import NoRoom
 from service.place import placed
 from service.settings import Settings, is_name, trunk_of
@@ -34,7 +35,7 @@ def named(sources: Sequence[str]) -> dict[str, str]:
 def checked(settings: Settings) -> tuple[str, bool]:
     """A table in MiB with what to say below it, and whether everything fits.  Raises ModelError."""
     described = {name: checkpoint.describe(source) for name, source in settings.models.items() if not trunk_of(name)}
-    models = [sized(name, what) for name, what in described.items()]
+    models = [sized(name, what, drafting_for(name, what, settings)) for name, what in described.items()]
     adapters = [beside(name, described[trunk_of(name)], settings) for name in settings.models if trunk_of(name)]
     kept = sum(adapter.total for adapter in adapters)
     free = machine.spendable_memory(placed(settings).device)

@@ -26,10 +26,13 @@ from models.invariant import Sizes, make_head_invariant
 from models.native.plan import hollow, unfit
 from service import machine
 from service.budget import Budget, Need, Sized, need_beside, sized
+from service.drafts import drafting_for
+from service.engine.drafting import Drafter
 from service.engine.encoder import Encoder
 from service.engine.engine import Engine, Failure, attempt, settle
 from service.engine.generator import Generator
 from service.engine.reading import Head
+from service.engine.speculation import Speculation
 from service.engine.worker import Worker
 from service.executors import called, executor_of, prepare
 from service.model import Model
@@ -52,6 +55,7 @@ class Described:
     source: str
     what: Description
     sized: Sized
+    draft: Description | None = None
 
 
 @dataclass(frozen=True)
@@ -92,9 +96,10 @@ class Loader:
 
         def read() -> Described:
             what = checkpoint.describe(source)
-            size = sized(name, what)
+            draft = drafting_for(name, what, self._settings)
+            size = sized(name, what, draft)
             placed(self._settings, size.suited, size.config)  # refused now, it troubles no other model's plan
-            return Described(source, what, size)
+            return Described(source, what, size, draft)
 
         with self._timed("describe"):
             return await aside(read)
@@ -153,8 +158,9 @@ class Loader:
             self.budget.take(need)
             undo.callback(self.budget.release, need)
             with self._timed("read and pack"):
+                drafter = await self._engine.call(lambda: self._drafter(described, need))
                 loaded = await self._engine.call(lambda: self._read(described, heard))
-                worker = await self._engine.call(lambda: self._employ(need, loaded))
+                worker = await self._engine.call(lambda: self._employ(need, loaded, drafter))
             read = time.perf_counter()
             with self._timed("warm up"):
                 await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
@@ -186,6 +192,19 @@ class Loader:
         """After the last reference to something large is gone."""
         await self._engine.call(machine.give_back)
 
+    def _drafter(self, described: Described, need: Need) -> Drafter | None:
+        """Its draft model, read and ready."""
+        name, settings = described.sized.name, self._settings
+        if described.draft is None:
+            return None
+        source, size = settings.drafts[name], described.sized.draft
+        assert size is not None
+        loaded = self._read(Described(source, described.draft, size), lambda _: None)
+        words = min(loaded.config.vocab_size, described.sized.config.vocab_size)
+        log.info("%s: %s drafts for it", name, source)
+        executor = self._executor(need, loaded)
+        return Drafter(executor, budget=settings.step_tokens, longest=loaded.max_tokens, words=words)
+
     def _read(self, described: Described, heard: Heard) -> Checkpoint:
         """On the engine's thread, as the next.  For the compiled step weights are read later, as they are packed."""
         breathed = time.perf_counter()
@@ -201,7 +220,7 @@ class Loader:
         read = checkpoint.begin if place.instructions else checkpoint.read
         return read(described.source, described.what, dtype=place.dtype, device=place.device, progress=progress)
 
-    def _employ(self, need: Need, loaded: Checkpoint) -> Worker:
+    def _executor(self, need: Need, loaded: Checkpoint) -> Executor:
         settings, breathe = self._settings, self._engine.breathe
 
         @contextmanager
@@ -212,17 +231,22 @@ class Loader:
             breathe()
 
         prepare(loaded, settings, breathe)
-        executor = self._executed(executor_of(loaded, settings, need.blocks, held))
+        return self._executed(executor_of(loaded, settings, need.blocks, held))
+
+    def _employ(self, need: Need, loaded: Checkpoint, drafter: Drafter | None) -> Worker:
+        settings, executor = self._settings, self._executor(need, loaded)
         if not isinstance(loaded.head, LanguageHead):
             head, tokens = cast(Head, loaded.head), settings.encoder_step_tokens
             return Encoder(executor, head, model=need.name, task=loaded.task, token_budget=tokens)
-        return Generator(
+        generator = Generator(
             executor,
             model=need.name,
             token_budget=settings.step_tokens,
             sequence_budget=settings.max_running,
             prefill_chunk=settings.prefill_chunk,
         )
+        generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
+        return generator
 
 
 def explained(suited: Suited) -> str:

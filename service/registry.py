@@ -352,14 +352,16 @@ class Registry:
 
 
 def refuse_unknown(settings: Settings) -> None:
-    """Raises SettingsError where a weight is given to a model that is not served."""
-    unknown = [name for name in settings.weights if name not in settings.models]
-    if unknown:
-        raise SettingsError(f"weights: no model is called {unknown[0]!r}; there are: {', '.join(settings.models)}")
-    adapters = [name for name in settings.weights if trunk_of(name)]
-    if adapters:
-        base = trunk_of(adapters[0])
-        raise SettingsError(f"weights: {adapters[0]!r} is computed with its trunk; give the weight to {base!r}")
+    """Raises SettingsError where a weight or a draft is given to a model that is not served."""
+    for setting, given in (("weights", settings.weights), ("drafts", settings.drafts)):
+        unknown = [name for name in given if name not in settings.models]
+        if unknown:
+            there = ", ".join(settings.models)
+            raise SettingsError(f"{setting}: no model is called {unknown[0]!r}; there are: {there}")
+        adapters = [name for name in given if trunk_of(name)]
+        if adapters:
+            base = trunk_of(adapters[0])
+            raise SettingsError(f"{setting}: {adapters[0]!r} is computed with its trunk; name {base!r} there")
 
 
 def broken_trunk(trunk: str, state: State) -> BadRequest:

@@ -185,6 +185,8 @@ class Settings(BaseSettings):
                 f"step_tokens: {self.step_tokens} tokens a step for max_running {self.max_running} sequences leave "
                 "none for prompts while all of them talk; it must be larger"
             )
+        if self.drafts and not self.draft_tokens:
+            raise ValueError("drafts: with draft_tokens 0 nothing is foretold; it must be at least 1")
         if self.hang_seconds < self.stall_seconds:
             raise ValueError("hang_seconds: must not be less than stall_seconds: not ready comes before dead")
         return self

@@ -151,6 +151,11 @@ class Tokenizer:
         """The id of the token spelled so in the vocabulary, if there is one."""
         return self._backend.token_to_id(piece)
 
+    def is_like(self, other: "Tokenizer") -> bool:
+        """Whether the same ids name the same pieces."""
+        mine, theirs = (each._backend.get_vocab(with_added_tokens=True) for each in (self, other))
+        return bool(mine == theirs)
+
     def is_special(self, id: int) -> bool:
         """Whether a token is a control token, which is no part of any text."""
         return self._spelling.is_special(id)

@@ -55,13 +55,14 @@ class Chunk(NamedTuple):
 class Drafter:
     """Drafts by `executor`, at most `budget` rows at once, up to `longest` tokens of a sequence.
 
+    `words` are what both vocabularies have rows for; what is beyond them is no token of any text.
     On the thread that computes.  `costs` are of its own steps.
     """
 
-    def __init__(self, executor: Executor, *, budget: int, longest: int) -> None:
+    def __init__(self, executor: Executor, *, budget: int, longest: int, words: int) -> None:
         self.costs = Costs()
         self._executor, self._budget, self._longest = executor, budget, longest
-        self._size = executor.block_size
+        self._words, self._size = words, executor.block_size
         self._labels: list[object] = [None] * executor.block_count  # a name; or whose and which block is not full yet
         self._broken = False
 
@@ -120,7 +121,7 @@ class Drafter:
 
     def _compute(self, chunks: Sequence[Chunk]) -> list[int]:
         """The likeliest token after each."""
-        tokens = [token for chunk in chunks for token in chunk.tokens]
+        tokens = [token if token < self._words else 0 for chunk in chunks for token in chunk.tokens]
         positions = [position for chunk in chunks for position in range(chunk.start, chunk.end)]
         starts = list(accumulate((len(chunk.tokens) for chunk in chunks), initial=0))
         tables = [list(chunk.asked.blocks[: -(-chunk.end // self._size)]) for chunk in chunks]
@@ -128,7 +129,7 @@ class Drafter:
         logits = self._executor.step(Rows(tokens, positions, starts, tables, [end - 1 for end in starts[1:]]))
         likeliest: list[int] = self._executor.likeliest or logits.argmax(dim=1).tolist()
         self.costs.learn(len(tokens), perf_counter() - began)
-        return [max(token, 0) for token in likeliest]  # -1, where logits are no numbers: any other is as good
+        return [token if 0 <= token < self._words else 0 for token in likeliest]  # -1, where logits are no numbers
 
     def _stored(self, asked: Asked) -> int:
         """How many of its leading tokens are here; the last counts as not, its logits are wanted."""

@@ -72,11 +72,21 @@ def lay_out(slices: Sequence[Slice], block_size: int) -> Rows:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """The token of `talk` that follows the tokens `ahead` of what it has said, by a row of logits."""
+    """The token of `talk` that follows the tokens `ahead` of what it has said, by a row of logits.
+
+    If it is the first of the `draft`, the next row says what follows it.
+    """
 
     talk: Talk
     row: int
+    draft: tuple[int, ...]
     ahead: tuple[int, ...] = ()
+
+    @property
+    def obvious(self) -> bool:
+        """Whether it is the likeliest token as it is, and nothing else is asked of it."""
+        request = self.talk.request
+        return not request.sampling.temperature and request.logprobs < 0 and not (self.talk.shape or self.talk.walk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,13 +142,30 @@ def voices(talk: Talk) -> list[Talk]:
 
 def draws(slices: Sequence[Slice], masks: Masks) -> list[Draw]:
     return [
-        Draw(talk, each.last + ahead, tuple(each.chunk.sequence.draft[:ahead]))
+        Draw(talk, each.last, tuple(each.chunk.sequence.draft[: each.chunk.draft]))
         for each in slices
         if each.chunk.last
         for talk in voices(each.talk)
         if talk not in masks.failed
-        for ahead in range(each.chunk.draft + 1)
     ]
+
+
+def drawn(
+    logits: Tensor, slices: Sequence[Slice], likeliest: Sequence[int] | None, masks: Masks
+) -> dict[Talk, list[tuple[int, Scored]]]:
+    """What everybody says: a token, and another one as long as the draft before it is right, so none is in vain."""
+    said: dict[Talk, list[tuple[int, Scored]]] = {}
+    going = draws(slices, masks)
+    while going:
+        tokens = draw(logits, going, likeliest, masks)
+        for one, token in zip(going, tokens, strict=True):
+            said.setdefault(one.talk, []).append(token)
+        going = [
+            Draw(one.talk, one.row + 1, one.draft[1:], (*one.ahead, token))
+            for one, (token, _) in zip(going, tokens, strict=True)
+            if one.draft[:1] == (token,)
+        ]
+    return said
 
 
 def spoiled_of(
@@ -190,6 +217,19 @@ def draw(
     logits: Tensor, draws: Sequence[Draw], likeliest: Sequence[int] | None, masks: Masks
 ) -> list[tuple[int, Scored]]:
     """A token for each, and its log-probability where that was asked for.  `likeliest` is of each row of `logits`."""
+    obvious = [likeliest is not None and draw.obvious for draw in draws]
+    others = [draw for draw, known in zip(draws, obvious, strict=True) if not known]
+    tokens = iter(draw_from(logits, others, likeliest, masks))
+    return [
+        (likeliest[draw.row], (0.0, ())) if likeliest is not None and known else next(tokens)
+        for draw, known in zip(draws, obvious, strict=True)
+    ]
+
+
+def draw_from(
+    logits: Tensor, draws: Sequence[Draw], likeliest: Sequence[int] | None, masks: Masks
+) -> list[tuple[int, Scored]]:
+    """The same, by a look at the logits."""
     if not draws:
         return []
     rows = [draw.row for draw in draws]

@@ -22,8 +22,7 @@ from service.engine.company import Company
 from service.engine.drawing import (
     Masking,
     Slice,
-    draw,
-    draws,
+    drawn,
     guided,
     lay_out,
     prompt_scores,
@@ -167,21 +166,18 @@ class Generator:
             good = [each for each in slices if each.talk not in spoiled]
             computed = perf_counter()
             masks = self._masking.ready(self._words)
-            drawing = draws(good, masks)
-            drawn = draw(logits, drawing, likeliest, masks)
+            said = drawn(logits, good, likeliest, masks)
             scores = [prompt_scores(each, logits) for each in good]
             turned = turns(good, logits)
         ended = perf_counter()
         padding = self._executor.padding(rows)
         # Nothing above has changed what anybody holds: whatever raises there, the step can be tried again.
         times = self._started(began)
-        self.speculation.learn(len(rows.tokens), computed - began)
+        if len(rows.wanted) == len(rows.tokens):  # without prompts
+            self.speculation.learn(len(rows.tokens), computed - began)
         answers = self._book(spoiled)
         for each, scored in zip(good, scores, strict=True):
             answers += self._caught_up(each, scored)
-        said: dict[Talk, list[tuple[int, Scored]]] = {}
-        for one, token in zip(drawing, drawn, strict=True):
-            said.setdefault(one.talk, []).append(token)
         for talk, tokens in said.items():
             answers += self._say(talk, tokens, times)
         for talk, known, turn in turned:

@@ -2,7 +2,8 @@
 
 Knows one list of tokens, nothing of models or time.  The one idea is prompt lookup decoding (Saxena 2023; Yang et al.
 2023, arXiv:2304.04487): an answer that edits, quotes or sums up repeats long passages, so whoever finds where the last
-few tokens stood before can read on from there.  How far the two places agree says how much to trust it.
+few tokens stood before can read on from there.  How far the two places agree says how much to trust it.  Where a long
+agreement breaks, a word may have been changed, put in or left out: it is taken up again nearby.
 
 An n-gram is looked up in a table of fixed size by a hash, and the newest of those that share a slot is kept: a token
 costs about a microsecond, a sequence a quarter of a MiB at most, and what is found is compared, so never wrong.
@@ -18,7 +19,12 @@ from numpy.typing import NDArray
 LENGTHS = (3, 2)  # of n-grams, the better ones first
 FEWEST, MOST = 11, 16  # powers of two: slots of a table
 FURTHEST = 16  # tokens compared to find out how far two places agree
-FACTOR, WIDE = 2_654_435_761, (1 << 32) - 1  # Fibonacci hashing (Knuth, volume 3): the upper of 32 bits
+LONG = 4  # tokens of an agreement that may go on after a break,
+NEARBY, SOON = 8, 4  # so many tokens further, after so many others
+FACTOR, WIDE = (
+    3_266_489_917,
+    (1 << 32) - 1,
+)  # a prime of xxHash's; not the golden ratio's, whose square is itself plus 1
 
 
 class Lookup:
@@ -29,6 +35,9 @@ class Lookup:
         bits = min(max((4 * self._end).bit_length(), FEWEST), MOST)
         self._shift, self._table = 32 - bits, array("i", bytes(4 << bits))  # the end of an n-gram; 0: none
         self._place = self.run = 0
+        self._break = self._patience = (
+            0  # where a long agreement broke, and how many more tokens it may be taken up after
+        )
         self._index()
         self._search()
 
@@ -48,9 +57,13 @@ class Lookup:
             self._place += 1
             self.run += 1
             self._note()
-        else:
-            self._search()
-        return right
+            return True
+        if self.run >= LONG:
+            self._break, self._patience = self._place, SOON
+        self._search()
+        if not self.run and self._patience:
+            self._resume()
+        return False
 
     def propose(self, most: int) -> list[int]:
         """The next tokens, if they are those that came the last time; `most` of them, or none."""
@@ -74,6 +87,17 @@ class Lookup:
             place, table[slot] = table[slot], end
             if not self.run and 0 < place < end and tokens[place - length : place] == last:
                 self._place, self.run = place, self._agreement(place, length)
+
+    def _resume(self) -> None:
+        """Go on near the break: behind the same token, or, right after it, as if one token stood for another."""
+        near = self._tokens[self._break : self._break + NEARBY]
+        if (token := self._tokens[self._end - 1]) in near:
+            self._place, self.run = self._break + near.index(token) + 1, 1
+        elif self._patience == SOON:
+            self._place, self.run = self._break + 1, 1
+        if self._place >= self._end:
+            self.run = 0
+        self._patience -= 1
 
     def _agreement(self, place: int, known: int) -> int:
         tokens, end = self._tokens, self._end

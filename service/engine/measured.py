@@ -10,8 +10,8 @@ import numpy as np
 
 DOUBT = 4.0  # for how many trials what is expected counts
 MEMORY = 64.0  # trials after which those before count half
-DRIFT = 1.002  # by which the least seconds grow whenever they are looked at, as contexts do
-STALE = 512  # steps after which what was measured with more rows counts no more
+RECENT = 8  # steps over which seconds are averaged
+STALE, FADING = 512, 0.9  # after so many steps what was measured with more rows counts for so much
 ROWS = (*range(1, 17), *(round(16 * 2 ** (part / 4)) for part in range(1, 65)))  # a step's rows in kinds, up to each
 
 
@@ -45,7 +45,7 @@ class Odds:
 
 
 class Costs:
-    """What a step takes, by its rows: the least it took, since what disturbs it only ever adds."""
+    """What a step takes, by its rows: an average of the last ones, of which one that was disturbed spoils little."""
 
     def __init__(self) -> None:
         self._seconds: dict[int, float] = {}  # by kind
@@ -60,22 +60,29 @@ class Costs:
     def learn(self, rows: int, seconds: float) -> None:
         kind = bisect_left(ROWS, rows)
         self._steps += 1
+        before = self._seconds.get(kind, seconds) if self._age(kind) < STALE else seconds
+        self._seconds[kind] = before + (min(seconds, 2 * before) - before) / RECENT
         self._looked[kind] = self._steps
-        self._seconds[kind] = min(seconds, self._seconds.get(kind, seconds) * DRIFT)
 
     def of(self, rows: int, more: int) -> list[float]:
         """Seconds of a step of `rows`, and of one with one more, and so on, up to `more`.
 
-        What is not known lies in between; what was known long ago is found out again.  0 while nothing is known.
+        What is not known lies in between.  What was more, and was not looked at for long, is thought to be less by and
+        by, so that it is found out again if it comes to matter.  0 while nothing is known.
         """
-        base = bisect_left(ROWS, rows)
-        known = [kind for kind in sorted(self._seconds) if kind <= base or self._steps - self._looked[kind] < STALE]
-        if not known:
+        if not self._seconds:
             return [0.0] * (more + 1)
-        at, seconds = [ROWS[kind] for kind in known], [self._seconds[kind] for kind in known]
+        base, known = bisect_left(ROWS, rows), sorted(self._seconds)
+        fading = [FADING ** (self._age(kind) // STALE) if kind > base else 1.0 for kind in known]
+        at = [ROWS[kind] for kind in known]
+        seconds = [self._seconds[kind] * faded for kind, faded in zip(known, fading, strict=True)]
         if len(known) > 1:
             slope = max(seconds[-1] - seconds[-2], 0.0) / (at[-1] - at[-2])
             at.append(at[-1] + rows + more)
             seconds.append(seconds[-1] + slope * (rows + more))
-        curve: list[float] = np.interp(range(rows, rows + more + 1), at, seconds).tolist()
-        return curve
+        curve = np.interp(range(rows, rows + more + 1), at, seconds)
+        rising: list[float] = np.maximum(curve, curve[0]).tolist()
+        return rising
+
+    def _age(self, kind: int) -> int:
+        return self._steps - self._looked.get(kind, 0)

@@ -6,18 +6,23 @@ arXiv:2211.17192).
 
     trail = speculation.follow(sequence.tokens)     when a sequence is taken in; what is appended there is read later
     speculation.draft([Wish(trail, most, blocks), ...], rows) -> list[list[int]]
-                                                    before a step, for those that talk: `rows` it will have anyhow
-    speculation.learn(rows, seconds)                after a step, with all the rows it had; drafting is not in `seconds`
+                                                    before a step, for those that talk and may have drafts;
+                                                    all that talk have `rows`, one each
+    speculation.learn(rows, seconds)                after a step, what the network took; not where prompts are in it
 
-The one idea: it pays where tokens a second become more, and both sides of that are measured.  What a lookup could have
+The one idea: it pays where sequences become faster, and both sides of that are measured.  What a lookup could have
 foretold is compared with what came whether it was computed or not, so it costs nothing to know while it does not pay.
 A draft model that does not pay is asked now and then, for one hundredth of the time.
+
+Rows that make one sequence faster make the step longer for all.  What is looked for is the highest product of all
+their speeds (proportional fairness, Kelly 1997): nobody is made slower for what gives others less.
 """
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from math import log
 from operator import mul
 from typing import NamedTuple
 
@@ -25,10 +30,18 @@ from service.engine.drafting import Asked, Depth, Drafter
 from service.engine.lookup import Lookup
 from service.engine.measured import Costs, Odds
 
-GAIN = 1.05  # tokens a second must become more by so much
+GAIN = 1.1  # sequences must become faster by so much, in the (geometric) mean
 WORTH = 0.05  # of a token: less likely ones are not looked at
-RUNS = (2, 3, 5, 8, 15)  # how far two places agree, in kinds: up to so many tokens, or more
-FOUND = (0.3, 0.45, 0.6, 0.75, 0.85, 0.9)  # how often what was found is right, by these kinds, before it is measured
+RUNS = (1, 2, 3, 5, 8, 15)  # how far two places agree, in kinds: up to so many tokens, or more
+FOUND = (
+    0.3,
+    0.3,
+    0.45,
+    0.6,
+    0.75,
+    0.85,
+    0.9,
+)  # how often what was found is right, by these kinds, before it is measured
 DRAFTED = (0.7,)  # the same of a draft model
 AHEAD = 64  # tokens over which it is to pay that a draft model reads a prompt
 PROBING = 0.01  # of the time goes to drafts that do not pay, to see whether they would
@@ -106,7 +119,7 @@ class Speculation:
 
     def draft(self, wishes: Sequence[Wish], rows: int) -> list[list[int]]:
         """What may come next, for each; nothing where it does not pay."""
-        room = self._limit - len(wishes)
+        room = self._limit - rows
         if room <= 0 or not self._most or not self._costs.known:
             return [[] for _ in wishes]
         for wish in wishes:
@@ -114,17 +127,17 @@ class Speculation:
         found = [wish.trail.found(min(wish.most, self._most)) for wish in wishes]
         drafts = self._ask(self._drafter, wishes, found, rows) if self._drafter else {}
         drafted = sum(map(len, drafts.values()))
-        chances = sorted(
-            ((chance, n) for n, each in enumerate(found) if n not in drafts for chance in each), reverse=True
-        )
-        counts = self._allot(chances[: room - drafted], len(wishes), rows + drafted) if chances else Counter()
+        gains = [(gain, n) for n, each in enumerate(found) if n not in drafts for gain in gains_of(each)]
+        counts = self._allot(sorted(gains, reverse=True)[: room - drafted], rows, drafted)
         return [drafts.get(n) or wish.trail.propose(counts[n]) for n, wish in enumerate(wishes)]
 
-    def _allot(self, chances: Sequence[tuple[float, int]], talking: int, rows: int) -> Counter[int]:
-        """The likeliest tokens, as many as make the most tokens a second, counted by sequence."""
-        tokens = accumulate((chance for chance, _ in chances), initial=float(talking))
-        speeds = [came / taken for came, taken in zip(tokens, self._costs.of(rows, len(chances)), strict=True)]
-        return Counter(number for _, number in chances[: best_of(speeds)])
+    def _allot(self, gains: Sequence[tuple[float, int]], rows: int, drafted: int) -> Counter[int]:
+        """The tokens that gain most, as many as are best, counted by sequence."""
+        if not gains:
+            return Counter()
+        gained = list(accumulate((gain for gain, _ in gains), initial=0.0))
+        best = best_of(gained, self._costs.of(rows + drafted, len(gains)), rows)
+        return Counter(number for _, number in gains[:best])
 
     def _ask(
         self, drafter: Drafter, wishes: Sequence[Wish], found: Sequence[Sequence[float]], rows: int
@@ -136,10 +149,8 @@ class Speculation:
                 asked[number] = Asked(trail.depth, trail.tokens, blocks, min(most, self._most))
         behind = {number: missing for number, each in asked.items() if (missing := drafter.behind(each))}
         trails = {number: wishes[number].trail for number in behind}
-        if not behind:
-            return {}
-        count = self._depth(drafter, wishes, behind, rows)
-        if not count:
+        count = self._depth(drafter, list(trails.values()), list(behind.values()), rows) if behind else 0
+        if behind and not count:
             cheapest = min(behind, key=behind.__getitem__)
             count, trails = self._probe(drafter, behind[cheapest]), {cheapest: trails[cheapest]}
         if not count:
@@ -149,20 +160,16 @@ class Speculation:
             trail.told(tokens)
         return {number: tokens for number, tokens in zip(trails, told, strict=True) if tokens}
 
-    def _depth(self, drafter: Drafter, wishes: Sequence[Wish], behind: Mapping[int, int], rows: int) -> int:
+    def _depth(self, drafter: Drafter, trails: Sequence[Trail], behind: Sequence[int], rows: int) -> int:
         """How many tokens the draft model is best asked for, of all of these."""
-        group, room = len(behind), self._limit - len(wishes)
-        most = min(self._most, room // group)
+        group = len(trails)
+        most = min(self._most, (self._limit - rows) // group)
         [once] = drafter.costs.of(group, 0)
-        ahead = sum(drafter.costs.of(missing, 0)[0] for missing in behind.values() if missing > 1) / AHEAD
-        steps = self._costs.of(rows, most * group)
-        each = zip(*(wishes[number].trail.drafted(most) for number in behind), strict=True)
-        tokens = accumulate(map(sum, each), initial=float(len(wishes)))
-        speeds = [
-            came / (steps[count * group] + (count * once + ahead if count else 0.0))
-            for count, came in enumerate(tokens)
-        ]
-        return best_of(speeds)
+        ahead = sum(drafter.costs.of(missing, 0)[0] for missing in behind if missing > 1) / AHEAD
+        steps = self._costs.of(rows, most * group)[::group]
+        seconds = [steps[0], *(step + count * once + ahead for count, step in enumerate(steps[1:], 1))]
+        each = zip(*(gains_of(trail.drafted(most)) for trail in trails), strict=True)
+        return best_of(list(accumulate(map(sum, each), initial=0.0)), seconds, rows)
 
     def _probe(self, drafter: Drafter, missing: int) -> int:
         """A token, if what was saved for it is enough; else none."""
@@ -173,10 +180,19 @@ class Speculation:
         return 1
 
 
-def best_of(speeds: Sequence[float]) -> int:
-    """Which is the best; the first, which is to go on as ever, unless that is worth it."""
-    best = max(range(len(speeds)), key=speeds.__getitem__)
-    return best if speeds[best] > GAIN * speeds[0] else 0
+def gains_of(chances: Sequence[float]) -> list[float]:
+    """By how much each token more makes a sequence faster, on a scale on which this adds up (the logarithm)."""
+    return [log(after / before) for before, after in pairwise(accumulate(chances, initial=1.0))]
+
+
+def best_of(gained: Sequence[float], seconds: Sequence[float], talking: int) -> int:
+    """Which of some ways is the best for `talking` sequences, by what they gain together and a step takes.
+
+    The first, which is to go on as ever, unless another one is worth it.
+    """
+    worth = [gain / talking - log(taken / seconds[0]) for gain, taken in zip(gained, seconds, strict=True)]
+    best = max(range(len(worth)), key=worth.__getitem__)
+    return best if worth[best] > log(GAIN) else 0
 
 
 def kind_of(run: int) -> int:
