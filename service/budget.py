@@ -166,7 +166,7 @@ def torch_parts(model: Sized, settings: Settings, largest: Largest) -> Parts:
     computing = max(forward_bytes(config, dtype, largest), states + read_bytes(model, largest))
     if model.generates:
         before = 0 if dtype.itemsize == 4 else dtype.itemsize  # the logits are float32
-        computing = max(computing, drawn_bytes(model, largest, before))
+        computing = max(computing, drawn_bytes(model, largest, place, before))
         if largest.in_place:  # and the spare block that padding is written to
             computing += recorded_bytes(config, dtype, settings.max_running) + block
     proof = proof_bytes(config, dtype, model.spells) if settings.deterministic else 0
@@ -182,7 +182,7 @@ def native_parts(model: Sized, place: Place, largest: Largest) -> Parts:
     config, precision = model.config, cast(Precision, place.precision)
     computing = native.workspace_bytes(config, largest, place.threads, model.generates)
     if model.generates:
-        computing += drawn_bytes(model, largest, 0)
+        computing += drawn_bytes(model, largest, place, 0)
     else:
         computing += read_bytes(model, largest)
     stored = (config, precision, model.generates, model.size.tied, model.size.bits)
@@ -210,8 +210,9 @@ def read_bytes(model: Sized, largest: Largest) -> int:
     return reading_bytes(model.task, largest.rows, model.columns)
 
 
-def drawn_bytes(model: Sized, largest: Largest, before: int) -> int:
-    return drawing_bytes(min(largest.sequences, largest.rows), model.config.vocab_size, before)
+def drawn_bytes(model: Sized, largest: Largest, place: Place, before: int) -> int:
+    rows, sorts = min(largest.sequences, largest.rows), place.device.type != "cpu"
+    return drawing_bytes(rows, model.config.vocab_size, before, sorts=sorts)
 
 
 def largest_step(model: Sized, settings: Settings, blocks: int) -> Largest:

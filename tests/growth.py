@@ -47,12 +47,13 @@ def waves(model: Model, settings: Settings) -> list[list[Request]]:
     if model.task != "generate":
         lengths = ([model.max_tokens] * 9, [dice.randrange(1, model.max_tokens + 1) for _ in range(40)])
         return [[Encode("e", text(model, length)) for length in wave] for wave in lengths]
-    cut, beginning = Sampling(temperature=50, top_p=0.9), text(model, model.max_tokens - 8)
-    short = settings.cache_tokens // settings.max_running - 4
-    many = [Generate("m", text(model, short), 4, sampling=cut, logprobs=5) for _ in range(settings.max_running)]
-    alike = [Generate("a", (*beginning, *text(model, 2)), 4, sampling=cut) for _ in range(settings.max_running)]
+    shaped = Sampling(temperature=50, top_p=0.9, typical_p=0.9, repetition_penalty=1.1, bias=((3, 1.0),))
+    beginning, short = text(model, model.max_tokens - 8), settings.cache_tokens // settings.max_running - 4
+    many = [Generate("m", text(model, short), 4, sampling=shaped, logprobs=5) for _ in range(settings.max_running)]
+    alike = [Generate("a", (*beginning, *text(model, 2)), 4, sampling=shaped) for _ in range(settings.max_running)]
     long = [Generate("l", text(model, model.max_tokens - 4), 3) for _ in range(2)]
-    return [many, alike, long]
+    scored = [Generate("s", text(model, model.max_tokens - 4), 3, prompt_logprobs=5) for _ in range(2)]
+    return [many, alike, long, scored]
 
 
 async def asked(registry: Registry, model: Model, requests: Sequence[Request]) -> None:

@@ -227,7 +227,9 @@ def test_where_memory_is_short_the_cache_shrinks_to_one_context(chat: Sized) -> 
     assert smallest.cache_tokens == 256
     roomy = need(chat, settings(), 100)
     assert Budget(roomy.total, settings()).plan(chat).blocks == 100
-    assert Budget(smallest.total, settings()).plan(chat) == smallest
+    tight = Budget(smallest.total, settings()).plan(chat)
+    assert tight.total == smallest.total  # what loading takes and serving doesn't, a larger cache may have
+    assert smallest.blocks <= tight.blocks < 100
     with pytest.raises(NoRoom):
         Budget(smallest.total - 1, settings()).plan(chat)
 
@@ -239,7 +241,7 @@ def test_models_to_come_are_left_what_they_need(chat: Sized, tiny_classifier: Pa
     plans = Budget(limit, known)
     for model, later in ((chat, [judge, other]), (judge, [other]), (other, [])):
         plans.take(plans.plan(model, later))
-    assert 0 <= plans.free < 8192  # two blocks
+    assert 0 <= plans.free < 16384  # four blocks
     first, _, last = plans._held
     assert abs(first.blocks - last.blocks) <= 2  # generators share what is left
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from service.engine.blocks import Blocks, chain
-from service.engine.scheduler import Chunk, Scheduler, Sequence
+from service.engine.scheduler import Chunk, Scheduler, Sequence, rows_wanted
 
 STOP = 5
 NEVER = -1
@@ -158,6 +158,7 @@ class Play:
         assert all(chunk.count > 0 and chunk.count + chunk.draft <= scheduler.chunk for chunk in chunks)
         assert all(chunk.draft <= len(chunk.sequence.draft) and (chunk.last or not chunk.draft) for chunk in chunks)
         assert all(chunk.sequence in scheduler.running for chunk in chunks)
+        assert sum(map(rows_wanted, chunks)) <= scheduler.sequence_budget + 1, "more logits than there is room for"
         assert all(chunk.last == (chunk.count == chunk.sequence.behind) for chunk in chunks)
         running, waiting = list(scheduler.running), list(scheduler.waiting)
         assert running == sorted(running, key=lambda sequence: sequence.rank), "out of order"
@@ -213,6 +214,7 @@ def draw_terms(choice: random.Random, now: int) -> dict[str, Any]:
         "owner": choice.choice(["", "", "a", "b"]),
         "priority": choice.choice([0, 0, 0, 5, -5]),
         "deadline": now + choice.randint(0, 30) if choice.random() < 0.2 else inf,
+        "scored": choice.choice([0, 0, 0, 3]),
     }
 
 

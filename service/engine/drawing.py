@@ -18,7 +18,7 @@ from torch import Tensor
 from models.executor import Rows
 from service.engine.beams import Turn
 from service.engine.sampler import Scored, sample, score
-from service.engine.scheduler import Chunk
+from service.engine.scheduler import Chunk, rows_wanted
 from service.engine.scheduler import Sequence as Queued
 from service.engine.shaping import restrict, shape
 from service.engine.talk import Talk
@@ -44,10 +44,8 @@ def slices_of(chunks: Sequence[Chunk], talks: Mapping[Queued, Talk]) -> list[Sli
     """Logits are wanted where a sequence catches up, after each token of its draft, and all over a prompt to score."""
     slices, first = [], 0
     for chunk in chunks:
-        sequence, count = chunk.sequence, 1 + chunk.draft if chunk.last else 0
-        if sequence.computed < sequence.scored:
-            count = chunk.count + chunk.draft
-        slices.append(Slice(chunk, talks[sequence], first, count))
+        count = rows_wanted(chunk)
+        slices.append(Slice(chunk, talks[chunk.sequence], first, count))
         first += count
     return slices
 

@@ -86,6 +86,13 @@ class Plan:
     copies: list[Copy]
 
 
+def rows_wanted(chunk: Chunk) -> int:
+    """How many of its tokens' logits are wanted."""
+    if chunk.sequence.computed < chunk.sequence.scored:
+        return chunk.count + chunk.draft
+    return 1 + chunk.draft if chunk.last else 0
+
+
 class Scheduler:
     """Shares `token_budget` tokens a step among at most `sequence_budget` sequences, `chunk` at most for each."""
 
@@ -169,7 +176,7 @@ class Scheduler:
             elif len(chunks) < self.token_budget:
                 chunks.append(Chunk(sequence, 1, last=True))
         left = self._catch_up(behind, self.token_budget - len(chunks), chunks)
-        self._try_drafts(chunks, left)
+        self._try_drafts(chunks, min(left, self.sequence_budget - sum(map(rows_wanted, chunks))))
         return Plan(chunks, self._preemptions, self._cached, self._copies)
 
     def commit(self, chunks: list[Chunk]) -> None:
@@ -282,7 +289,9 @@ class Scheduler:
         return max(theirs, key=attrgetter("rank"))
 
     def _catch_up(self, behind: list[Sequence], budget: int, chunks: list[Chunk]) -> int:
-        """Returns what is left of the budget."""
+        """Returns what is left of the budget.  Of prompts that are scored no more than there are logits for: as many as
+        sequences could talk, but at least those of one token."""
+        rows = max(self.sequence_budget - len(chunks) - len(behind), 1)
         oldest, others = behind[:1], behind[1:]
         others.sort(key=attrgetter("behind"))
         for sequence in (*oldest, *others):
@@ -290,6 +299,11 @@ class Scheduler:
                 break
             self._count(sequence, self._share(sequence))
             count = min(sequence.behind, self.chunk, budget)
+            if sequence.computed < sequence.scored:
+                count = min(count, rows)
+                rows -= count
+            if not count:
+                continue
             chunks.append(Chunk(sequence, count, last=count == sequence.behind))
             budget -= count
         return budget
