@@ -6,16 +6,15 @@ Solheim, who had bought the hall two years before, walked along the water with a
 counted the crates that had come in over night. There were forty-one crates of cod, nine of haddock and one,
 at the very end, of something that she had not seen before. She lifted the lid, looked at the fish for a long
 time, and then called her brother, who knew the old names."""
-BOILER = """Before the boiler is started for the first time, the installer must check that the water pressure
-lies between
-1.0 and 1.5 bar. The gas valve has to be closed until the flue has been inspected. After the inspection, open
+BOILER = """Before the boiler is started for the first time, the installer must check that the water pressure lies
+between 1.0 and 1.5 bar. The gas valve has to be closed until the flue has been inspected. After the inspection, open
 the gas valve slowly and wait for thirty seconds. Press the reset button on the front panel and hold it until
 the green light flashes twice. If the light turns red, close the gas valve at once and call the service number
 that is printed on the inside of the door. Never remove the cover while the burner is running. The filter
 should be cleaned every six months."""
-MISSPELT = """Last sumer we visted my grandmother in the mountans. She lives in a smal house with a red roof,
-and behind the
-house ther is a garden with apple trees, a stone table and an old swing. Every morning she went to the vilage
+MISSPELT = """Last sumer we visted my grandmother in the mountans. She lives in a smal house with a red roof, and
+behind the house
+ther is a garden with apple trees, a stone table and an old swing. Every morning she went to the vilage
 to buy bred, and we were alowed to go with her. On the way we pased the school, the church and the litle shop
 where they sell postcards. In the evening my grandfather told us storys about the war and about the winter of
 1956, when the snow was so high that nobody coud leave the house for nine days. I will never forget thos

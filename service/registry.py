@@ -354,14 +354,12 @@ class Registry:
 def refuse_unknown(settings: Settings) -> None:
     """Raises SettingsError where a weight or a draft is given to a model that is not served."""
     for setting, given in (("weights", settings.weights), ("drafts", settings.drafts)):
-        unknown = [name for name in given if name not in settings.models]
-        if unknown:
-            there = ", ".join(settings.models)
-            raise SettingsError(f"{setting}: no model is called {unknown[0]!r}; there are: {there}")
-        adapters = [name for name in given if trunk_of(name)]
-        if adapters:
-            base = trunk_of(adapters[0])
-            raise SettingsError(f"{setting}: {adapters[0]!r} is computed with its trunk; name {base!r} there")
+        for name in given:
+            if name not in settings.models:
+                there = ", ".join(settings.models)
+                raise SettingsError(f"{setting}: no model is called {name!r}; there are: {there}")
+            if base := trunk_of(name):
+                raise SettingsError(f"{setting}: {name!r} is computed with its trunk; name {base!r} there")
 
 
 def broken_trunk(trunk: str, state: State) -> BadRequest:
