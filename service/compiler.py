@@ -20,7 +20,8 @@ MEMORY, STACK = 1 << 30, 4 << 20  # bytes: half of what a thread's stack has in 
 MOST_TRIALS = 300  # of parts of a schema, to find the one at fault
 LONGEST_SENTENCE = 300
 
-# A model that may write any number of spaces sometimes writes nothing else.
+# A schema's documents are written on one line, as Python writes them: where spaces are no matter of taste, most of
+# what is no value is forced.  A model that may write any number of spaces sometimes writes nothing else.
 WHITESPACE = r" |\r?\n[ \t]{0,40}"
 LIMITS = LLParserLimits(max_items_in_row=10_000, max_lexer_states=50_000, verbose_errors=False)
 
@@ -46,7 +47,9 @@ def written(kind: str, source: str) -> str:
         case "object":
             return LLMatcher.grammar_from_json_schema('{"type": "object"}', {"whitespace_pattern": WHITESPACE})
         case "schema":
-            return LLMatcher.grammar_from_json_schema(source, {"whitespace_pattern": WHITESPACE})
+            return LLMatcher.grammar_from_json_schema(
+                source, {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+            )
         case "regex":
             return LLMatcher.grammar_from_regex(source)
         case "choice":

@@ -134,7 +134,8 @@ def person(text: str) -> bool:
     said = json.loads(text)
     likes = said["likes"]
     return (
-        list(said) == ["name", "age", "likes"]
+        text.startswith('{"name": "')
+        and list(said) == ["name", "age", "likes"]
         and len(said["name"]) <= 8
         and said["age"] in range(100)
         and 1 <= len(likes) <= 2
