@@ -182,6 +182,7 @@ def test_logprobs_are_of_the_raw_logits() -> None:
         assert [token for token, _ in top] == wanted[row].argsort(descending=True)[:count].tolist()
         assert [value for _, value in top] == pytest.approx(wanted[row].sort(descending=True).values[:count].tolist())
     assert score(logits, [0] * 5, [-1] * 5) == [(0.0, ())] * 5
+    assert score(logits, [-1, 4, 5, 6, -1], [5, 0, 2, 5, 0]) == [(0.0, ()), *scores[1:4], (0.0, ())]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])

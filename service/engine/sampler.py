@@ -48,8 +48,9 @@ def sample(
 def score(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[Scored]:
     """The log-probability of each row's token and of the `counts` likeliest, whatever the temperature was.
 
-    A count of 0 asks for the token's alone, -1 for nothing: (0.0, ()).
+    A count of 0 asks for the token's alone, -1 for nothing: (0.0, ()), which is also said of a token that is none.
     """
+    counts = [count if token >= 0 else -1 for token, count in zip(tokens, counts, strict=True)]
     scored: list[Scored] = [(0.0, ())] * len(counts)
     for asked in {count for count in counts if count >= 0}:  # which of equals come first depends on how many are asked
         rows = [row for row, count in enumerate(counts) if count == asked]
