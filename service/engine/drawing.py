@@ -148,14 +148,27 @@ def draws(slices: Sequence[Slice], masks: Masks) -> list[Draw]:
     ]
 
 
+class Room:
+    """For logits that are changed before they are drawn from, kept from step to step: fresh memory costs more."""
+
+    def __init__(self) -> None:
+        self._kept = torch.empty(0)
+
+    def of(self, logits: Tensor) -> Tensor:
+        """Of the same shape."""
+        if self._kept.numel() < logits.numel() or self._kept.device != logits.device:
+            self._kept = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
+        return self._kept[: logits.numel()].view(logits.shape)
+
+
 def drawn(
-    logits: Tensor, slices: Sequence[Slice], likeliest: Sequence[int] | None, masks: Masks
+    logits: Tensor, slices: Sequence[Slice], likeliest: Sequence[int] | None, masks: Masks, room: Room
 ) -> dict[Talk, list[tuple[int, Scored]]]:
     """What everybody says: a token, and another one as long as the draft before it is right, so none is in vain."""
     said: dict[Talk, list[tuple[int, Scored]]] = {}
     going = draws(slices, masks)
     while going:
-        tokens = draw(logits, going, likeliest, masks)
+        tokens = draw(logits, going, likeliest, masks, room)
         for one, token in zip(going, tokens, strict=True):
             said.setdefault(one.talk, []).append(token)
         going = [
@@ -212,12 +225,12 @@ def turn(talk: Talk, known: Mapping[Queued, Tensor]) -> Turn | None:
 
 
 def draw(
-    logits: Tensor, draws: Sequence[Draw], likeliest: Sequence[int] | None, masks: Masks
+    logits: Tensor, draws: Sequence[Draw], likeliest: Sequence[int] | None, masks: Masks, room: Room
 ) -> list[tuple[int, Scored]]:
     """A token for each, and its log-probability where that was asked for.  `likeliest` is of each row of `logits`."""
     obvious = [likeliest is not None and draw.obvious for draw in draws]
     others = [draw for draw, known in zip(draws, obvious, strict=True) if not known]
-    tokens = iter(draw_from(logits, others, likeliest, masks))
+    tokens = iter(draw_from(logits, others, likeliest, masks, room))
     return [
         (likeliest[draw.row], (0.0, ())) if likeliest is not None and known else next(tokens)
         for draw, known in zip(draws, obvious, strict=True)
@@ -225,7 +238,7 @@ def draw(
 
 
 def draw_from(
-    logits: Tensor, draws: Sequence[Draw], likeliest: Sequence[int] | None, masks: Masks
+    logits: Tensor, draws: Sequence[Draw], likeliest: Sequence[int] | None, masks: Masks, room: Room
 ) -> list[tuple[int, Scored]]:
     """The same, by a look at the logits."""
     if not draws:
@@ -233,10 +246,11 @@ def draw_from(
     rows = [draw.row for draw in draws]
     if rows != list(range(len(logits))):
         logits, likeliest = logits[rows], None if likeliest is None else [likeliest[row] for row in rows]
-    shaped = shape(logits, [(draw.talk.shape, draw.ahead) for draw in draws])
+    shaped = shape(logits, [(draw.talk.shape, draw.ahead) for draw in draws], room.of(logits))
     guided = [place for place, draw in enumerate(draws) if draw.talk in masks.row_of]
     if guided:
-        shaped = restrict(shaped, guided, masks.words[[masks.row_of[draws[place].talk] for place in guided]])
+        words = masks.words[[masks.row_of[draws[place].talk] for place in guided]]
+        shaped = restrict(shaped, guided, words, room.of(logits))
     uniforms = [draw.talk.uniform(len(draw.ahead)) for draw in draws]
     samplings = [draw.talk.request.sampling for draw in draws]
     tokens = sample(shaped, samplings, uniforms, likeliest if shaped is logits else None)

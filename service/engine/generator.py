@@ -21,6 +21,7 @@ from service.engine.blocks import Blocks, Copy
 from service.engine.company import Company
 from service.engine.drawing import (
     Masking,
+    Room,
     Slice,
     drawn,
     guided,
@@ -72,7 +73,7 @@ class Generator:
         self._plan = NOTHING  # of the step in progress
         self._copies: list[Copy] = []  # to be made before anything is computed
         self.speculation = Speculation(0, token_budget)  # nothing is foretold, unless another one is put here
-        self._masking = Masking()
+        self._masking, self._room = Masking(), Room()
         self._words = 0  # of the vocabulary, once logits were seen
         self._trials: Trials[Chunk] = Trials()
         self._adapters: set[int] = set()
@@ -166,7 +167,7 @@ class Generator:
             good = [each for each in slices if each.talk not in spoiled]
             computed = perf_counter()
             masks = self._masking.ready(self._words)
-            said = drawn(logits, good, likeliest, masks)
+            said = drawn(logits, good, likeliest, masks, self._room)
             scores = [prompt_scores(each, logits) for each in good]
             turned = turns(good, logits)
         ended = perf_counter()
