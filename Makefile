@@ -10,7 +10,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
 PINS = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL = help
-.PHONY: help setup models serve test lint types layers tests format bench soak image clean
+.PHONY: help setup models serve test lint types layers tests format bench soak conformance image clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -47,6 +47,11 @@ bench: .venv/.dev .venv/.native  ## measure against transformers, both in one ru
 
 soak: .venv/.dev .venv/.native  ## mixed load for MINUTES=5, then nothing may be left of it
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
+
+conformance: .venv/.dev .venv/.native  ## the official clients; lm-eval's log-probabilities beside transformers'
+	$(BIN)/pytest tests/test_clients.py tests/test_messages_clients.py tests/test_tools_served.py tests/test_hf_clients.py
+	$(BIN)/polyhead models
+	$(BIN)/python -m benchmarks.conformance --install
 
 image:  ## build the container image; NAME=polyhead BASE=... TORCH=...
 	deploy/image.sh

@@ -117,7 +117,7 @@ def main() -> None:
     parser.add_argument("--source", type=Path)
     parser.add_argument("--limit", type=float, default=1e-3)
     asked = parser.parse_args()
-    if asked.install:
+    if asked.install and not PYTHON.exists():
         venv.create(BENCH / "lmeval", with_pip=True)
         ours = next(path for path in sys.path if path.endswith("site-packages"))
         next((BENCH / "lmeval").glob("lib/*/site-packages")).joinpath("ours.pth").write_text(ours)
