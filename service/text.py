@@ -72,6 +72,9 @@ class Text:
             requests = await self._run(model, work, lambda: read_prompts(model, asked, call, terms))
             thinking = thinking_left(model, asked, requests[0].tokens)
             guide = await self._guide(model, asked.grammar, thinking, terms.deadline)
+            if guide is not None and asked.beams is not None:
+                field = asked.grammar.field if asked.grammar is not None else "thinking_budget"
+                raise BadRequest(f"{field}: not together with a beam search, which nothing guides", param=field)
             return [replace(request, guide=guide) for request in requests] if guide else requests
 
     async def check(self, model: Model, grammars: Sequence[Grammar], deadline: float) -> None:

@@ -572,3 +572,9 @@ def test_the_prompt_is_echoed_with_its_scores(models: list[Model]) -> None:
     assert first is None
     assert second[str(ids[1])]["logprob"] == -1.0
     assert second["5"]["logprob"] == -0.5
+
+
+def test_a_search_is_not_guided(app: FastAPI) -> None:
+    (answer,) = ask(app, ("/v1/completions", GO_ON | {"use_beam_search": True, "structured_outputs": {"regex": "a+"}}))
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == "structured_outputs.regex"
