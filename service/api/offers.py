@@ -3,7 +3,7 @@
 Knows no dialect: each says what its fields are called.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from service.api.dialect import quoted
@@ -27,12 +27,17 @@ def tool(name: str, description: str, schema: Mapping[str, Any], place: str) -> 
 def check_tools(tools: Tools, named: str) -> Tools:
     """`named` is the wire's name for where some are chosen.  BadRequest for what does not fit together."""
     names = [each.name for each in tools.offered]
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            where = f"tools[{index}].name"
-            raise BadRequest(f"{where}: {name!r} is the name of another tool, too", param=where)
+    check_names(names, "tools[{}].name")
     if unknown := tools.only - set(names):
         raise BadRequest(f"{named}: no tool is called {min(unknown)[:60]!r}", param=named)
     if tools.choice == "required" and not names:
         raise BadRequest("tool_choice: only together with tools", param="tool_choice")
     return tools
+
+
+def check_names(names: Sequence[str], place: str) -> None:
+    """`place` is the wire's name for one, with its number left open."""
+    for index, name in enumerate(names):
+        if name in names[:index]:
+            where = place.format(index)
+            raise BadRequest(f"{where}: {name!r} is the name of another tool, too", param=where)

@@ -3,19 +3,18 @@
 Knows no model and no answer.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.api.dialect import Neutral, Wire, at_most, between, described, quoted
+from service.api.dialect import Neutral, Wire, at_most, between, described
+from service.api.offers import EFFORTS, check_names, tool
 from service.errors import BadRequest
 from service.tools import Reasoning, Tool, Tools
 
 MOST_TOOLS = 128
-EFFORTS = {"minimal": 256, "low": 1024, "medium": 4096, "high": -1, "xhigh": -1}  # tokens; -1: as many as it likes
-
 Effort = Literal["", "none", "minimal", "low", "medium", "high", "xhigh"]
 Name = Annotated[
     Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")], described("1 to 64 letters, digits, underscores or dashes")
@@ -78,36 +77,19 @@ AUTO = ToolChoice(type="auto")
 
 def read_tools(offered: Sequence[FunctionTool], choice: ToolChoice, *, parallel: bool) -> Tools:
     """BadRequest names what does not fit together."""
-    tools = tuple(read_tool(tool.function, f"tools[{index}].function") for index, tool in enumerate(offered))
-    check_names([tool.name for tool in tools], "tools[{}].function.name")
+    tools = tuple(read_tool(each.function, f"tools[{index}].function") for index, each in enumerate(offered))
+    check_names([each.name for each in tools], "tools[{}].function.name")
     if not tools and choice.type not in ("none", "auto"):
         raise BadRequest("tool_choice: only together with tools", param="tool_choice")
     kind, only = of_choice(choice)
     for place, name in only.items():
-        if name not in {tool.name for tool in tools}:
+        if name not in {each.name for each in tools}:
             raise BadRequest(f"{place}: no tool is called {name!r}", param=place)
     return Tools(tools, kind, frozenset(only.values()), parallel)
 
 
 def read_tool(function: Function, place: str) -> Tool:
-    if not function.parameters:
-        return Tool(function.name, function.description)
-    check_parameters(function.parameters, f"{place}.parameters")
-    return Tool(function.name, function.description, function.parameters, f"{place}.parameters")
-
-
-def check_parameters(schema: Mapping[str, Any], place: str) -> None:
-    """What is called with is an object, whatever its schema says."""
-    kind = schema.get("type", "object")
-    if kind != "object":
-        raise BadRequest(f'{place}.type: must be "object", got {quoted(kind)}', param=f"{place}.type")
-
-
-def check_names(names: Sequence[str], place: str) -> None:
-    for index, name in enumerate(names):
-        if name in names[:index]:
-            where = place.format(index)
-            raise BadRequest(f"{where}: {name!r} is the name of another tool, too", param=where)
+    return tool(function.name, function.description, function.parameters, f"{place}.parameters")
 
 
 def of_choice(choice: ToolChoice) -> tuple[Literal["none", "auto", "required"], dict[str, str]]:
@@ -117,7 +99,7 @@ def of_choice(choice: ToolChoice) -> tuple[Literal["none", "auto", "required"], 
     if choice.allowed_tools and choice.type == "allowed_tools":
         named = enumerate(choice.allowed_tools.tools)
         places = {
-            f"tool_choice.allowed_tools.tools[{index}].function.name": tool.function.name for index, tool in named
+            f"tool_choice.allowed_tools.tools[{index}].function.name": each.function.name for index, each in named
         }
         return choice.allowed_tools.mode, places
     return ("none" if choice.type == "none" else "required" if choice.type == "required" else "auto"), {}
