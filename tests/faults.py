@@ -166,12 +166,11 @@ class Faulty:
 
     def _after(self, fault: Fault, rows: Rows, out: Tensor) -> None:
         concerned = self._concerned(fault, rows)
-        ends = {rows.starts[number + 1] - 1 for number in concerned}
-        begins = {row for number in concerned for row in range(rows.starts[number], rows.starts[number + 1])}
+        theirs = {row for number in concerned for row in range(rows.starts[number], rows.starts[number + 1])}
         for index, row in enumerate(rows.wanted):
-            if fault.kind == "nan" and row in begins:
+            if fault.kind == "nan" and row in theirs:
                 out[index] = float("nan")
-            elif fault.kind == "say" and row in ends:
+            elif fault.kind == "say" and row in theirs:
                 out[index] = 0.0
                 out[index, fault.script[rows.positions[row]]] = 1e4
 

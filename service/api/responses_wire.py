@@ -239,6 +239,7 @@ class ResponseRequest(Work):
     unsupported: ClassVar[Neutral] = {
         "access_programs": ({},),
         "background": (False,),
+        "background_options": ({},),
         "context_management": ([],),
         "conversation": (),
         "image": ({},),
