@@ -14,6 +14,7 @@ import pytest
 from fastapi import FastAPI
 from scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, spoken, until
 
+from service.api.alike import write_error
 from service.api.dialect import takes
 from service.api.openai_messages import NOT_FOR_MESSAGES
 from service.api.openai_wire import (
@@ -26,7 +27,7 @@ from service.api.openai_wire import (
     read_completion,
     read_embedding,
 )
-from service.api.openai_write import Call, write_error, write_models
+from service.api.openai_write import Call, write_models
 from service.errors import BadRequest, NotFound, Overloaded, PolyheadError, StepFailed, TooLong, Unavailable
 from service.model import Model
 from service.request import Done, Encode, Failed, Generate, Prompted, Request, Sampling, Token

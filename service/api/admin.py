@@ -12,9 +12,9 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
+from service.api.alike import write_error
 from service.api.dialect import Wire, between, body, takes
 from service.api.health import described, server
-from service.api.openai_write import write_error
 from service.api.server import Registry
 from service.api.stream import EventStream, JsonResponse, answer, events
 from service.change import Change

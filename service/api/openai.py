@@ -15,6 +15,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.api import generating
+from service.api.alike import write_error
 from service.api.dialect import Dialect, about, body, server, several, takes, visit
 from service.api.generating import Answers
 from service.api.openai_chat import chat_usage, chunks_chat, write_chat
@@ -34,7 +35,6 @@ from service.api.openai_write import (
     usage,
     write_completion,
     write_embeddings,
-    write_error,
     write_model,
     write_models,
 )

@@ -7,10 +7,11 @@ same parts.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from service.api.alike import scored
 from service.api.openai_write import Call, envelope, prompt_logprobs, streamed, usage
 from service.conversation import Arguments, Part, Thought, Utterance, Words
 from service.conversation import Call as ToolCall
-from service.transcript import Drawn, Scored, Usage
+from service.transcript import Drawn, Usage
 
 GOES_ON: Mapping[str, Any] = {"finish_reason": None}
 
@@ -90,10 +91,6 @@ def logprobs(drawn: Sequence[Drawn]) -> dict[str, Any] | None:
         "content": [scored(each.token) | {"top_logprobs": [scored(one) for one in each.top]} for each in drawn],
         "refusal": None,
     }
-
-
-def scored(token: Scored) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
 
 
 def chat_usage(cost: Usage, thought: int) -> dict[str, Any]:

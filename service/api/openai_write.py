@@ -1,4 +1,4 @@
-"""What the OpenAI dialect answers: the pure `write` and `chunk` of each kind of answer, and its errors.
+"""What the OpenAI dialect answers: the pure `write` and `chunk` of each kind of answer.
 
 Knows no engine and no wire object.  The one idea: a streamed answer is the whole one cut up, so both are made of the
 same parts.
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from service.answers import Scores
 from service.api.stream import float32
-from service.errors import NotFound, PolyheadError
 from service.model import Model
 from service.transcript import Drawn, Piece, Usage
 
@@ -152,21 +151,3 @@ def write_model(model: Model) -> dict[str, Any]:
         "task": model.task,
         "max_tokens": model.max_tokens,
     }
-
-
-def write_error(error: PolyheadError) -> dict[str, Any]:
-    of_model = isinstance(error, NotFound) and error.param == "model"
-    return {
-        "error": {
-            "message": error.message,
-            "type": error_type(error.status),
-            "param": error.param or None,
-            "code": "model_not_found" if of_model else error.code,
-        }
-    }
-
-
-def error_type(status: int) -> str:
-    if status >= 500:
-        return "server_error"
-    return "rate_limit_error" if status == 429 else "invalid_request_error"

@@ -11,12 +11,13 @@ from operator import attrgetter
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from service.api.alike import write_error
 from service.api.dialect import Dialect, about, body, server, takes
 from service.api.generating import spoken
 from service.api.items import said, streamed
 from service.api.responses_read import read_response, repeated
 from service.api.responses_wire import ResponseRequest
-from service.api.responses_write import Call, Events, write_error, write_response
+from service.api.responses_write import Call, Events, write_response
 from service.api.stream import EventStream, JsonResponse, answer, events, named
 
 router = APIRouter(tags=["OpenAI responses"])

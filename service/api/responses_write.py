@@ -1,4 +1,4 @@
-"""What the dialect of OpenAI's responses answers: a response, whole or as events, and its errors.
+"""What the dialect of OpenAI's responses answers: a response, whole or as events.
 
 Knows no engine and no wire object.  The one idea: a response is what was asked, repeated, and the items of an answer;
 a streamed one tells how they grow, numbering what it tells.
@@ -8,10 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from service.api.alike import scored
 from service.api.items import Begun, Ended, Happening, Item, Items, More, whole
 from service.conversation import Utterance
-from service.errors import NotFound, PolyheadError
-from service.transcript import Drawn, Scored, Usage
+from service.errors import PolyheadError
+from service.transcript import Drawn, Usage
 
 PREFIXES = {"thought": "rs", "words": "msg", "call": "fc"}
 
@@ -146,10 +147,6 @@ def logprobs(drawn: Sequence[Drawn]) -> list[dict[str, Any]]:
     return [scored(each.token) | {"top_logprobs": [scored(one) for one in each.top]} for each in drawn]
 
 
-def scored(token: Scored) -> dict[str, Any]:
-    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
-
-
 def usage(cost: Usage, thought: int) -> dict[str, Any]:
     return {
         "input_tokens": cost.prompt_tokens,
@@ -158,22 +155,3 @@ def usage(cost: Usage, thought: int) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": thought},
         "total_tokens": cost.prompt_tokens + cost.completion_tokens,
     }
-
-
-def write_error(error: PolyheadError) -> dict[str, Any]:
-    """As in the rest of that API."""
-    of_model = isinstance(error, NotFound) and error.param == "model"
-    return {
-        "error": {
-            "message": error.message,
-            "type": error_type(error.status),
-            "param": error.param or None,
-            "code": "model_not_found" if of_model else error.code,
-        }
-    }
-
-
-def error_type(status: int) -> str:
-    if status >= 500:
-        return "server_error"
-    return "rate_limit_error" if status == 429 else "invalid_request_error"

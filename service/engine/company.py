@@ -78,9 +78,7 @@ class Company:
                 sequence.tokens = list(parent.tokens)
                 self._scheduler.follow(sequence, parent)
             else:
-                sequence = Sequence(
-                    list(parent.tokens), parent.owner, parent.priority, parent.deadline, parent.adapter, parent.salt
-                )
+                sequence = parent.twin()
                 self.talks[sequence] = talk
                 self._scheduler.fork(parent, sequence)
             after.append(Beam(sequence, choice.score, scored))

@@ -6,7 +6,7 @@ a batch costs a few passes over its logits.
 
 Temperature, top-k (Fan et al. 2018), top-p (Holtzman et al. 2020), min-p (Nguyen et al. 2025, arXiv:2407.01082) and
 typical-p (Meister et al. 2022, arXiv:2202.00666) apply in this order and with the meaning they have in transformers.
-On a CPU rows are drawn one after the other (`drawing`); elsewhere all at once, sorted.
+On a CPU rows are drawn one after the other (`row`); elsewhere all at once, sorted.
 """
 
 import math
