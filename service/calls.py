@@ -1,10 +1,10 @@
 """From text to calls of tools, as it comes.
 
 Knows no tokens and no dialect.  The one idea: a call is told as soon as it is certain which tool is called, and its
-arguments as they are written; what turns out to be no call is text, to the last character.
+arguments as they are written; what turns out to be no call is text, to the last character.  What is a call is what
+`tools` lets be one: an object that begins with the name of a tool.
 """
 
-import json
 import re
 import uuid
 from collections.abc import Callable
@@ -12,8 +12,13 @@ from dataclasses import dataclass
 
 from models.chat.format import Style
 
-HEAD = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"\\]*)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)')
-LONGEST_HEAD = 1024  # characters in which a name is looked for, before the whole object is waited for
+SPACE = " \n\r\t"
+SPELLED = r'_\{_(?:"type"_:_"function"_,_)?"name"_:_"([^"\\]*)"_,_"(?:arguments|parameters)"_:_(?=\{)'
+HEAD = re.compile(SPELLED.replace("_", f"[{SPACE}]*"))
+TIGHT_HEADS = [
+    f'{{{kind}"name":"%s","{key}":{{' for kind in ("", '"type":"function",') for key in ("arguments", "parameters")
+]
+LONGEST_HEAD = 1024  # characters in which a name is looked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +94,11 @@ class Calls:
 
     def __init__(self, style: Style, tools: frozenset[str]) -> None:
         self.style, self.tools = style, tools
+        self.heads = [head % name for head in TIGHT_HEADS for name in tools]
         self.step: Callable[[], bool] = self.words if style.begin else self.opening
         self.held = self.raw = ""
         self.count, self.listing = 0, False
-        self.extent, self.seen = Extent(), 0
+        self.extent = Extent()
         self.wanted: list[str] = []
         self.parts: list[Part] = []
 
@@ -139,10 +145,10 @@ class Calls:
 
     def opening(self) -> bool:
         """The first character decides, where calls are the whole answer."""
-        start, mark = self.held.lstrip(), self.style.mark
+        start, mark = self.held.lstrip(SPACE), self.style.mark
         if mark.startswith(start):
             return False
-        start = start.removeprefix(mark).lstrip()
+        start = start.removeprefix(mark).lstrip(SPACE)
         if start.startswith("[") and self.style.listed:
             self.listing = True
             return self.begin(len(self.held) - len(start) + 1)
@@ -159,47 +165,23 @@ class Calls:
     def begin(self, count: int) -> bool:
         """So many characters lead to a call."""
         self.raw, self.held = self.held[:count], self.held[count:]
-        self.extent, self.seen = Extent(), 0
         self.step = self.head
         return True
 
     def head(self) -> bool:
-        """Which tool is called; where that is not the first thing said, all of the call is waited for."""
-        start = self.held.lstrip()
-        if not start:
-            return False
+        """Which tool is called, once that is certain."""
         match = HEAD.match(self.held, 0, LONGEST_HEAD)
         if match and match[1] in self.tools:
             self.call(match[1])
             self.held, self.extent = self.held[match.end() :], Extent()
             self.step = self.arguments
             return True
-        return self.broken() if match or start[0] != "{" else self.whole()
+        return not self.beginning() and self.broken()
 
-    def whole(self) -> bool:
-        end = self.extent.push(self.held[self.seen :])
-        if end < 0:
-            self.seen = len(self.held)
-            return False
-        name, arguments = self.read(self.held[: self.seen + end])
-        if name not in self.tools:
-            return self.broken()
-        self.call(name)
-        self.parts.append(Arguments(self.count - 1, arguments))
-        self.held = self.held[self.seen + end :]
-        return self.close_with(self.style.end)
-
-    def read(self, text: str) -> tuple[str, str]:
-        """The name and arguments of a whole call; no name for anything else."""
-        try:
-            said = json.loads(text)
-            arguments = said.get("arguments", said.get("parameters"))
-            arguments = json.loads(arguments) if isinstance(arguments, str) else arguments
-        except (ValueError, RecursionError):
-            return "", ""
-        name = said.get("name")
-        fits = isinstance(name, str) and isinstance(arguments, dict)
-        return (name, json.dumps(arguments, ensure_ascii=False)) if fits else ("", "")
+    def beginning(self) -> bool:
+        """Whether this may still become a head."""
+        tight = re.sub(f"[{SPACE}]", "", self.held)
+        return len(self.held) < LONGEST_HEAD and any(head.startswith(tight) and head != tight for head in self.heads)
 
     def call(self, name: str) -> None:
         self.parts.append(Call(self.count, f"call_{uuid.uuid4().hex[:24]}", name))

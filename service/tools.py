@@ -21,6 +21,9 @@ from service.prompts import Chat, Continuation, thinks
 Message = Mapping[str, Any]
 NOTHING: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 LARGEST = 1 << 18  # characters of all tools together
+SPACE = r"[ \n\r\t]*"
+# of a call, until its name; some models say first that it is of a function
+OPENING = r'\{_("type"_:_"function"_,_)?"name"_:_"'.replace("_", SPACE)
 TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}  # as templates write JSON
 
 INSTRUCTION = """You can call these functions, each described by a JSON object:
@@ -195,16 +198,15 @@ def called(tools: Tools, format: Format, document: Grammar | None) -> Grammar | 
     """
     if not tools.callable:
         return document
-    style = format.style
-    calls = tagged(style, tools.parallel) if style.begin else bare(style, tools.parallel)
-    rules = [*calls, *spellings(tools.callable, style), rf"GAP: /[ \n]{{0,{2 if format.end else 0}}}/"]
+    style, start = format.style, "free"
     if tools.choice == "required":
-        start = "start: GAP calls"
+        start = "GAP calls"
     elif document:
-        start = f"start: GAP ( calls | {form(document, style)} )"
-    else:
-        start = "start: free"
-    return Grammar("lark", "\n".join([start, *rules]) + "\n", tools.field)
+        start = f"GAP ( calls | {form(document, style)} )"
+    calls = tagged(style, tools.parallel) if style.begin else bare(style, tools)
+    gap = rf"GAP: /[ \n]{{0,{2 if format.end else 0}}}/"
+    rules = [f"start: {start}", *calls, *spellings(tools.callable, style), gap]
+    return Grammar("lark", "\n".join(rules) + "\n", tools.field)
 
 
 def tagged(style: Style, parallel: bool) -> list[str]:
@@ -220,26 +222,32 @@ def tagged(style: Style, parallel: bool) -> list[str]:
     ]
 
 
-def bare(style: Style, parallel: bool) -> list[str]:
-    """Calls that are the whole answer: its first character tells."""
-    more = f" ( {written(style.between)} tool )*" if parallel else ""
-    listed = f' | "[" tool{more} "]"' if style.listed else ""
-    first = r"{\[" if style.listed else "{"
+def bare(style: Style, tools: Tools) -> list[str]:
+    """Calls that are the whole answer.  A free one may begin as they do, with any space: the first name tells."""
+    more = f" ( {written(style.between)} tool )*" if tools.parallel else ""
+    alone, listed = ("", f'{more} "]"') if style.listed else (more, "")
+    mark = f"({expression(style.mark)}{SPACE})?" if style.mark else ""
+    first, bracket = f"{SPACE}{mark}{OPENING}", rf"{SPACE}\[{SPACE}{OPENING}"
+    names = "|".join(expression(tool.name) for tool in tools.callable)
     return [
-        f"calls: tool{'' if style.listed else more}{listed}",
-        "free: text | calls",
-        rf"text: /([ \n\r\t]*[^ \n\r\t{first}](?s:.)*)?/",
+        f"calls: tool{alone}" + (f' | "[" tool{listed}' if listed else ""),
+        f"free: TEXT | FIRST ( OTHER | named{alone} )" + (f" | BRACKET ( OTHER | named{listed} )" if listed else ""),
+        f"TEXT: /(?s:.)*/ & ~/{f'({first}|{bracket})' if listed else first}(?s:.)*/",
+        f"FIRST: /{first}/",
+        f"BRACKET: /{bracket}/",
+        f'OTHER: /(?s:.)*/ & ~/({names})"(?s:.)*/',
     ]
 
 
 def spellings(tools: Sequence[Tool], style: Style) -> Iterator[str]:
     """A rule for a call of each, its name and arguments in this order."""
-    yield "tool: " + " | ".join(f"tool_{index}" for index in range(len(tools)))
+    yield r'tool: "{\"name\": \"" named'
+    yield "named: " + " | ".join(f"named_{index}" for index in range(len(tools)))
     for index, tool in enumerate(tools):
-        head = written(f'{{"name": {written(tool.name)}, "{style.key}": ')
+        head = written(f'{tool.name}", "{style.key}": ')
         schema = written({**tool.parameters, "type": "object", "x-guidance": TIGHT})
         schema = schema.replace("::=", r"\u003a:=")  # which would make it another kind of grammar
-        yield f'tool_{index}: {head} %json {schema} "}}"'
+        yield f'named_{index}: {head} %json {schema} "}}"'
 
 
 def parts(tools: Tools) -> list[Grammar]:

@@ -10,11 +10,13 @@ import pytest
 from dialogue_templates import CODER, HERMES2, LLAMA31, QWEN3, QWEN25, R1, SMOLLM2
 from hypothesis import given
 from hypothesis import strategies as st
+from llguidance import LLMatcher, LLTokenizer
 from test_chat import reference
 
 from models.chat import ChatTemplate
 from models.chat.format import BARE, LISTED, TAGGED, Format, Style, format_of
 from models.errors import TemplateError
+from service.calls import Calls
 from service.conversation import (
     Arguments,
     Call,
@@ -151,7 +153,6 @@ def plain(parts: Sequence[Part]) -> list[Any]:
     return [replace(part, id="") if isinstance(part, Call) else part for part in parts]
 
 
-EMPTY = [Call(0, "", "now"), Arguments(0, "{}")]
 ONE = [Call(0, "", "add"), Arguments(0, ARGUMENTS)]
 TWO = [*ONE, Call(1, "", "now"), Arguments(1, "{}")]
 SAID: list[tuple[str, str, str, list[Any], str]] = [
@@ -160,8 +161,6 @@ SAID: list[tuple[str, str, str, list[Any], str]] = [
     ("hermes", f"I will. \n<tool_call>{ADD}</tool_call>", "", [Words("I will."), *ONE], "calls"),
     ("hermes", f"<tool_call>{ADD}</tool_call> So.", "", [*ONE, Words(" So.")], "calls"),
     ("hermes", f"<tool_call>{ADD}", "", ONE, "calls"),
-    ("hermes", '<tool_call>{"arguments": {}, "name": "now"}</tool_call>', "", EMPTY, "calls"),
-    ("hermes", '<tool_call>{"name": "now", "arguments": "{}"}</tool_call>', "", EMPTY, "calls"),
     ("hermes", f"a < b <tool_call {NOW} ", "", [Words(f"a < b <tool_call {NOW} ")], "stop"),
     (
         "hermes",
@@ -182,10 +181,15 @@ SAID: list[tuple[str, str, str, list[Any], str]] = [
     ("hermes", ADD, "", [Words(ADD)], "stop"),
     ("llama", ADD.replace("arguments", "parameters"), "", ONE, "calls"),
     ("llama", f"<|python_tag|>{ADD}; {NOW}", "", TWO, "calls"),
+    ("llama", '{"type": "function",\n"name": "add", "parameters": ' + ARGUMENTS + "}", "", ONE, "calls"),
+    ("llama", '{"name": "other", "parameters": {}}', "", [Words('{"name": "other", "parameters": {}}')], "stop"),
     ("llama", f"Well: {ADD}", "", [Words(f"Well: {ADD}")], "stop"),
     ("llama", "<|python_tag|>print(1)", "", [Words("<|python_tag|>print(1)")], "stop"),
     ("plain", f"\n[{ADD}, {NOW}]", "", TWO, "calls"),
     ("plain", f"{ADD} and more", "", [*ONE, Words(" and more")], "calls"),
+    ("plain", '{\n  "name": "add",\n  "arguments": ' + ARGUMENTS + "\n}", "", ONE, "calls"),
+    ("plain", '{"name": "Ada", "age": 36}', "", [Words('{"name": "Ada", "age": 36}')], "stop"),
+    ("plain", f"[{ADD[:-1]}", "", ONE, "calls"),
     ("plain", "[1, 2]", "", [Words("[1, 2]")], "stop"),
     ("plain", '{"a": [}', "", [Words('{"a": [}')], "stop"),
     ("hermes", "<think>\nWell, </thin\n</think>\n\nYes. ", "may", [Thought("Well, </thin"), Words("Yes. ")], "stop"),
@@ -257,6 +261,17 @@ def test_arguments_come_as_they_are_written() -> None:
     assert (last.finish, last.parts) == ("length", ())
 
 
+@pytest.mark.parametrize(
+    ("text", "held"),
+    [('{"name": "add", "ar', 19), ('{"name": "addr', 0), ('[{"na', 5), ('{"a', 0), ("[1", 0), (" {", 2)],
+)
+def test_an_object_is_held_back_while_it_may_be_a_call(text: str, held: int) -> None:
+    calls = Calls(LISTED, TOOLS)
+    shown = [part for char in text for part in calls.push(char)]
+    assert "".join(part.text for part in shown if isinstance(part, Words)) == text[: len(text) - held]
+    assert "".join(part.text for part in [*shown, *calls.close()] if isinstance(part, Words)) == text
+
+
 def test_thoughts_are_counted() -> None:
     format = FORMATS["plain"]
     assert heard(["<think>", "a", "b", "</think>", "c"], Expected(format, thinks="may")).thought_tokens == 4
@@ -277,3 +292,43 @@ def test_a_form_of_the_answer_where_calls_are_told_apart_by_a_tag_only() -> None
             called(Tools(OFFERED), FORMATS["hermes"], replace(document, kind=kind))
     with pytest.raises(BadRequest, match="response_format: is not done together with tools"):
         called(Tools(OFFERED), FORMATS["plain"], document)
+
+
+FREE = [
+    ("", True),
+    ("Hello {", True),
+    ('{"answer": 42}', True),
+    ('[1, {"name": "now"}]', True),
+    ('{"name": "nowhere", "KEY": {}}', True),
+    ('{"name": "now"}', False),
+    ('{"name": "now", "KEY": {}}', True),
+    ('\n{\n "type": "function",\n "name": "now", "KEY": {}}', True),
+    ('{"name": "add", "KEY": {"a": 1}}', True),
+    ('{"name": "add", "KEY": {"a": "1"}}', False),
+    ('{"name": "add", "KEY": {}} and more', False),
+]
+
+
+@pytest.mark.parametrize(("text", "may"), FREE)
+@pytest.mark.parametrize("style", [LISTED, BARE])
+def test_an_object_is_a_call_where_it_begins_with_the_name_of_a_tool(style: Style, text: str, may: bool) -> None:
+    assert fits(Tools(OFFERED), style, text.replace("KEY", style.key)) == may
+
+
+def test_calls_in_a_list() -> None:
+    several = '[{"name": "now", "arguments": {}}, {"name": "add", "arguments": {"a": 1}}]'
+    assert fits(Tools(OFFERED), LISTED, several)
+    assert fits(Tools(OFFERED), LISTED, several.replace("[", "[\n "))
+    assert fits(Tools(OFFERED, "required"), LISTED, several)
+    assert not fits(Tools(OFFERED, parallel=False), LISTED, several)
+    assert not fits(Tools(OFFERED), LISTED, several.replace("1}", '"1"}'))
+    assert not fits(Tools(OFFERED), LISTED, several[:-1])
+
+
+def fits(tools: Tools, style: Style, text: str) -> bool:
+    """Whether it may be an answer, byte by byte."""
+    grammar = called(tools, Format(style), None)
+    assert grammar
+    matcher = LLMatcher(LLTokenizer("byte"), grammar.source)
+    assert not matcher.is_error(), matcher.get_error()
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()

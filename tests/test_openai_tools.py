@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from dialogue_templates import QWEN3, R1, SMOLLM2
+from dialogue_templates import LLAMA31, QWEN3, R1, SMOLLM2
 from scripted import Registry, application, ask, model, spoken
 
 from models.chat import ChatTemplate
@@ -121,6 +121,16 @@ def test_deltas_say_what_the_whole_says(told: Told) -> None:
 def test_a_call_alone_has_no_content(told: Told) -> None:
     _, [response] = told(f"<tool_call>\n{PARIS}\n</tool_call>", WITH)
     assert response.json()["choices"][0]["message"]["content"] is None
+
+
+def test_an_object_that_names_no_tool_is_content(told: Told) -> None:
+    for template in (SMOLLM2, LLAMA31):
+        for said in ('{"name": "Ada", "age": 36}', '{"answer": 42}', '[{"name": "weather"', '{"name": "weather"}'):
+            _, [whole, streamed] = told(said, WITH, WITH | {"stream": True}, template=template)
+            [choice] = whole.json()["choices"]
+            assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
+            assert "tool_calls" not in choice["message"]
+            assert assembled(streamed, 0)["content"] == said
 
 
 def test_without_tools_calls_are_text_and_thoughts_are_told_apart_all_the_same(told: Told) -> None:
