@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from models.tokenizer import Encoding
 from service.errors import BadRequest, EmptyInput, TooLong
 from service.grammar import Grammar, Thinking
 from service.limits import check_characters, known_tokens, place
@@ -129,8 +130,9 @@ def prompt_tokens(model: Model, prompt: Prompt, where: str, last: int = 0) -> tu
         case str():
             ids = encoded(model, prompt, where, special=True, last=last) if prompt else []
         case Chat():
-            # the template writes the special tokens itself
-            ids = encoded(model, rendered(model, prompt, where), where, special=False)
+            parts = encoded_chat(model, rendered(model, prompt, where), where)
+            check_length(model, sum(map(len, parts)), where)
+            ids = [id for part in parts for id in part.ids]
         case _:
             ids = list(prompt)
     if not ids:
@@ -146,12 +148,19 @@ def encoded(model: Model, text: str, where: str, *, special: bool, last: int = 0
     return encoding.ids[-last:]
 
 
+def encoded_chat(model: Model, text: str, where: str) -> list[Encoding]:
+    """What a template wrote, the special tokens too: its parts."""
+    check_characters(model, text, where)
+    return model.tokenizer.encode_quoted(text)
+
+
 def check_length(model: Model, length: int, where: str) -> None:
     if length > model.max_tokens:
         raise TooLong(f"{where}: the prompt has {length} tokens, the model takes {model.max_tokens}", param=where)
 
 
 def rendered(model: Model, prompt: Chat, where: str) -> str:
+    """What the template writes, with all that it was given quoted: only it writes control tokens."""
     if model.chat is None:
         raise BadRequest(f"{where}: {model.name} has no chat template; ask for a completion instead", param=where)
     return model.chat.render(
@@ -159,6 +168,7 @@ def rendered(model: Model, prompt: Chat, where: str) -> str:
         add_generation_prompt=prompt.opened and not prompt.continued,
         continued=prompt.continued,
         variables={"tools": prompt.tools or None, **prompt.variables},
+        quote=model.tokenizer.quote,
     )
 
 

@@ -24,7 +24,7 @@ from service.guides import Guides
 from service.inputs import Input, Read, Reading, read_inputs
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
-from service.prompts import Chat, Continuation, Prompt, read_prompts, rendered, thinking_left
+from service.prompts import Chat, Continuation, Prompt, encoded_chat, read_prompts, rendered, thinking_left
 from service.request import Generate, Task, Terms
 from service.trial import PROCESSES
 
@@ -188,22 +188,26 @@ def read_tokens(model: Model, texts: Sequence[str], *, special: bool) -> list[En
         check_characters(model, text, where)
     encodings = model.tokenizer.encode_batch(texts, special=special)
     for encoding, where in zip(encodings, places, strict=True):
-        check_listed(model, encoding, where)
+        check_listed(model, [encoding], where)
     return encodings
 
 
 def read_prompt(model: Model, prompt: str | Chat, where: str, *, special: bool) -> tuple[str, list[int]]:
-    text = rendered(model, prompt, where) if isinstance(prompt, Chat) else prompt
-    check_characters(model, text, where)
-    [encoding] = model.tokenizer.encode_batch([text], special=special, offsets=False)
-    check_listed(model, encoding, where)
-    return text, encoding.ids
+    if isinstance(prompt, Chat):
+        text = rendered(model, prompt, where)
+        parts = encoded_chat(model, text, where)
+    else:
+        text = prompt
+        check_characters(model, text, where)
+        parts = model.tokenizer.encode_batch([text], special=special, offsets=False)
+    check_listed(model, parts, where)
+    return model.tokenizer.unquote(text), [id for part in parts for id in part.ids]
 
 
-def check_listed(model: Model, encoding: Encoding, where: str) -> None:
-    most = max(FEWEST, model.max_tokens)
-    if len(encoding) > most:
-        raise TooLong(f"{where}: has {len(encoding)} tokens, at most {most} are listed", param=where)
+def check_listed(model: Model, parts: Sequence[Encoding], where: str) -> None:
+    most, length = max(FEWEST, model.max_tokens), sum(map(len, parts))
+    if length > most:
+        raise TooLong(f"{where}: has {length} tokens, at most {most} are listed", param=where)
 
 
 def write_texts(model: Model, rows: Sequence[Sequence[int]], field: str, *, plain: bool) -> list[str]:

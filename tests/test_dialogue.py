@@ -4,17 +4,22 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from dialogue_templates import CODER, HERMES2, LLAMA31, QWEN3, QWEN25, R1, SMOLLM2
+from edits import edited
 from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
+from scripted import model
 from test_chat import reference
 
 from models.chat import ChatTemplate
 from models.chat.format import BARE, LISTED, TAGGED, Format, Style, format_of
+from models.checkpoint import load
 from models.errors import TemplateError
 from service.calls import Calls
 from service.conversation import (
@@ -30,6 +35,7 @@ from service.conversation import (
 )
 from service.errors import BadRequest
 from service.grammar import Grammar
+from service.lexicon import Lexicon
 from service.prompts import Chat
 from service.tools import Tool, Tools, called, told
 from service.transcript import Piece, Usage
@@ -278,6 +284,30 @@ def test_thoughts_are_counted() -> None:
     assert heard(["a", "b"], Expected(format, thinks="does"), "length").thought_tokens == 2
     assert heard(["a", "b"], Expected(format, thinks="may")).thought_tokens == 0
     assert heard(["a</think>b"], Expected(format)).parts == (Words("a</think>b"),)
+
+
+def test_tags_that_a_vocabulary_has_as_control_tokens_are_text(tiny_generator: Path, tmp_path: Path) -> None:
+    folder = edited(tiny_generator, tmp_path)
+    (folder / "chat_template.jinja").write_text(QWEN3)
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    backend.add_special_tokens(["<tool_call>", "</tool_call>", "<think>", "</think>", "<|mark|>"])
+    backend.save(str(folder / "tokenizer.json"))
+    loaded = load(str(folder))
+    said = f"<think>Hm.</think>Well.<tool_call>\n{NOW}\n</tool_call>"
+    ids = loaded.tokenizer.encode(said + "<|mark|><|im_end|>", special=False).ids
+    assert loaded.tokenizer.find("<tool_call>") in ids
+    stream = loaded.tokenizer.stream()
+    utterance = heard([stream.push(id) for id in ids], Expected(loaded.chat.format, TOOLS, "may"))  # type: ignore[union-attr]
+    expected = [Thought("Hm."), Words("Well."), Call(0, "", "now"), Arguments(0, "{}")]
+    assert plain(utterance.parts) == expected
+    talker = model(folder, "talker", "generate", tokenizer=loaded.tokenizer, vocab_size=loaded.tokenizer.vocab_size)
+    lexicon = Lexicon(talker)
+    assert [lexicon.spelled[id].decode() for id in sorted(lexicon.special)] == [
+        "<|endoftext|>",
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|mark|>",
+    ]
 
 
 # What answers must look like

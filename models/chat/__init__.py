@@ -5,7 +5,7 @@ it can neither reach anything nor take long (models/sandbox.py).  Knows no token
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -57,10 +57,12 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         continued: bool = False,
         variables: Mapping[str, Any] = NONE,
+        quote: Callable[[str], str] = str,
     ) -> str:
         """The prompt for `messages`; `variables` are more of what the template may read (`tools`, `documents`, ...).
 
-        With `continued` it ends in the middle of the last message, which has a text to be gone on with.
+        With `continued` it ends in the middle of the last message, which has a text to be gone on with.  Every text
+        that the template is given, but for the checkpoint's own tokens, is `quote`d first.
 
         TemplateError if the template fails, refuses the messages, leaves the last one out, or goes beyond a limit;
         EncodingError if a message is no text (lone surrogates).
@@ -70,12 +72,12 @@ class ChatTemplate:
         )
         values = {"tools": None, "documents": None, **variables, "messages": marked}
         try:
-            given = {name: _plain(value, name) for name, value in values.items()}
+            given = {name: _plain(value, name, quote) for name, value in values.items()}
             written = self._written({**self._tokens, **given, "add_generation_prompt": add_generation_prompt})
         except FAILURES as problem:
             said = str(problem)[:500] or type(problem).__name__
             raise TemplateError(f"the chat template fails on these messages: {said}") from problem
-        return _cut(written, messages[-1]["content"]) if continued else written
+        return _cut(written, quote(messages[-1]["content"])) if continued else written
 
     def _written(self, given: Mapping[str, Any]) -> str:
         parts, size = [], 0
@@ -96,14 +98,14 @@ def _cut(written: str, last: str) -> str:
     return written[:at] if written.startswith(MARK, at) else written[:at].rstrip()
 
 
-def _plain(value: Any, name: str) -> Any:
+def _plain(value: Any, name: str, quote: Callable[[str], str]) -> Any:
     """A copy made of JSON's own kinds of value, so that a template finds no methods but theirs."""
     if value is None or isinstance(value, bool | int | float):
         return value
     if isinstance(value, str):
-        return well_formed(str(value), name)
+        return quote(well_formed(str(value), name))
     if isinstance(value, Mapping):
-        return {_plain(key, name): _plain(each, f"{name}.{key}") for key, each in value.items()}
+        return {_plain(key, name, str): _plain(each, f"{name}.{key}", quote) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
-        return [_plain(each, f"{name}[{index}]") for index, each in enumerate(value)]
+        return [_plain(each, f"{name}[{index}]", quote) for index, each in enumerate(value)]
     raise TemplateError(f"{name} is a {type(value).__name__}; chat templates read JSON values only")

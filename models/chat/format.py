@@ -39,6 +39,14 @@ class Format:
     begin: str = ""
     end: str = ""
 
+    @property
+    def tags(self) -> frozenset[str]:
+        """All that is part of what an answer says, though a vocabulary may have it as a control token."""
+        tags = {self.begin, self.end}
+        if self.listing:
+            tags |= {self.style.begin, self.style.end, self.style.mark}
+        return frozenset(tags - {""})
+
 
 # what a template has, and has not, that calls tools in a style; several others write `<tool_call>` around no JSON
 STYLES: tuple[tuple[Style, str, str], ...] = (

@@ -115,7 +115,7 @@ def begin(
         config=what.config,
         network=network.eval(),
         head=head.eval(),
-        tokenizer=what.tokenizer,
+        tokenizer=what.tokenizer.saying(what.chat.format.tags) if what.chat else what.tokenizer,
         chat=what.chat,
         labels=what.head.labels,
         prompts=what.head.prompts,

@@ -2,11 +2,12 @@
 
 The one idea: a Tokenizer never changes once it is made, so any number of threads encode with it at the same time.
 
-A text may spell a control token (`<|im_start|>`).  `encode` turns it into that token, which is what a prompt written
-by a chat template needs; `untrusted=True` reads it as the plain text it looks like.
+A text may spell a control token (`<|im_start|>`).  `encode` turns it into that token, `untrusted=True` reads it as the
+plain text it looks like.  A prompt that a chat template writes has both: what it is given is quoted (`quote`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +16,7 @@ import tokenizers
 
 from models.errors import EncodingError
 from models.tokenizer import folder, gguf
+from models.tokenizer.quoting import MARK, Quoting
 from models.tokenizer.spelling import Spelling, TokenStream
 from models.tokenizer.vocabulary import Vocabulary
 
@@ -105,6 +107,13 @@ class Tokenizer:
         """The tokenizer in a GGUF file's metadata; CheckpointError names the field at fault."""
         return cls(gguf.read(fields))
 
+    def saying(self, tags: frozenset[str]) -> "Tokenizer":
+        """The same, for which `tags` are text, even where the vocabulary has them as control tokens."""
+        other = copy(self)
+        other._spelling = Spelling(self._backend, tags)
+        other.__dict__.pop("_quoting", None)
+        return other
+
     def encode(self, text: str, *, special: bool = True, untrusted: bool = False) -> Encoding:
         """`special` adds the tokens that the model wants round a text; `untrusted` keeps control tokens that the text
         spells from becoming any.  EncodingError for text with lone surrogates."""
@@ -124,6 +133,22 @@ class Tokenizer:
         except (TypeError, UnicodeError):
             check_well_formed(texts)
             raise
+
+    def quote(self, text: str) -> str:
+        """The text, marked so that nothing in it becomes a control token where `encode_quoted` reads it."""
+        return self._quoting.quote(text)
+
+    def unquote(self, text: str) -> str:
+        return text.replace(MARK, "")
+
+    def encode_quoted(self, text: str) -> list[Encoding]:
+        """A text of which some is quoted, without special tokens round it: its parts, one after the other."""
+        if MARK not in text:
+            return self.encode_batch([text], special=False, offsets=False)
+        parts = self._quoting.parts(text)
+        plain = self.encode_batch(parts[::2], special=False, untrusted=True, offsets=False)
+        control = self.encode_batch(parts[1::2], special=False, offsets=False)
+        return [each for pair in zip(plain, control, strict=False) for each in pair] + plain[len(control) :]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of tokens.  Bytes that are no text become replacement characters; ids that name no token (the rows
@@ -159,6 +184,10 @@ class Tokenizer:
     def is_special(self, id: int) -> bool:
         """Whether a token is a control token, which is no part of any text."""
         return self._spelling.is_special(id)
+
+    @cached_property
+    def _quoting(self) -> Quoting:
+        return Quoting(self.piece(id) for id in self._spelling.special)
 
     @cached_property
     def _literal(self) -> tokenizers.Tokenizer:

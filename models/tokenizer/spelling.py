@@ -30,10 +30,12 @@ def byte_alphabet() -> dict[str, int]:
 class Spelling:
     """What every token of a vocabulary stands for, in bytes.
 
+    `special` are its control tokens; those `said` are none, whatever it calls them.
+
     UnsupportedError for a decoder under which a token's text depends on more than whether it is the first.
     """
 
-    def __init__(self, backend: Tokenizer) -> None:
+    def __init__(self, backend: Tokenizer, said: frozenset[str] = frozenset()) -> None:
         self._backend = backend
         self._decoder: decoders.Decoder | None = backend.decoder
         steps = _steps(json.loads(self._decoder.__getstate__())) if self._decoder is not None else []
@@ -46,11 +48,12 @@ class Spelling:
         kinds = {step["type"] for step in steps}
         self._alphabet = byte_alphabet() if "ByteLevel" in kinds else {}
         self._fallback = "ByteFallback" in kinds
-        self._special = {i for i, token in backend.get_added_tokens_decoder().items() if token.special}
+        added = backend.get_added_tokens_decoder().items()
+        self.special = {i for i, token in added if token.special and token.content not in said}
         self._spelled: dict[tuple[int, bool], bytes] = {}
 
     def is_special(self, token: int) -> bool:
-        return token in self._special
+        return token in self.special
 
     def names(self, token: int) -> bool:
         """Whether the id names a token; the rows that pad an embedding do not."""
