@@ -144,7 +144,7 @@ class Calls:
         return self.begin(self.held.index(self.style.begin) + len(self.style.begin))
 
     def opening(self) -> bool:
-        """The first character decides, where calls are the whole answer."""
+        """Where calls are the whole answer, only a bracket may begin one."""
         start, mark = self.held.lstrip(SPACE), self.style.mark
         if mark.startswith(start):
             return False

@@ -21,7 +21,7 @@ class Sampling:
     A token that was in the prompt or the answer is made less likely by `repetition_penalty` (above 1; Keskar et al.
     2019, arXiv:1909.05858); one of the answer by `presence_penalty`, and for every time by `frequency_penalty`.  `bias`
     is added to the logits of tokens.  Where there are `allowed` tokens, no others come; the last token of a `banned`
-    row never comes after the others of it; and none that would end the answer before there are `min_tokens`.
+    row never comes after the others of it; and nothing ends the answer before there are `min_tokens`.
     """
 
     temperature: float = 1.0

@@ -196,7 +196,8 @@ class Transcript:
 
     def show(self, text: str) -> Piece:
         self.length += len(text)
-        shown = self.tail.push(text)
+        early = self.tokens < self.request.sampling.min_tokens  # nothing ends the answer yet
+        shown = text if early else self.tail.push(text)
         self.shown += len(shown)
         return Piece(shown, self.released(), tokens=self.tokens)
 

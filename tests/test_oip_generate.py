@@ -68,6 +68,26 @@ def test_stop_strings_are_cut_unless_they_are_wanted(app: FastAPI) -> None:
     assert [answer.json()["text_output"] for answer in (cut, kept)] == ["The quick", PROMPT]
 
 
+def test_details_are_why_it_ended_and_its_tokens(app: FastAPI, models: list[Model]) -> None:
+    asked = {"text_input": PROMPT, "details": True}
+    ended, cut, stopped, several = (
+        answer.json()["details"]
+        for answer in ask(
+            app,
+            (PATH, asked),
+            (PATH, asked | {"max_tokens": 1}),
+            (PATH, {"text_input": PROMPT, "parameters": {"details": True, "stop": ["fox"]}}),
+            (PATH, asked | {"num_return_sequences": 2, "do_sample": True}),
+        )
+    )
+    reasons = [each["finish_reason"] for each in (ended, cut, stopped)]
+    assert reasons == ["eos_token", "length", "stop_sequence"]
+    assert [each["id"] for each in ended["logprobs"]] == models[0].tokenizer.encode(PROMPT).ids
+    assert "".join(each["text"] for each in ended["logprobs"]) == PROMPT
+    assert ended["logprobs"][0].keys() == {"id", "text", "logprob", "special"}
+    assert several == [ended, ended]
+
+
 def test_several_answers_are_a_list(app: FastAPI) -> None:
     (answer,) = ask(app, (PATH, {"text_input": PROMPT, "num_return_sequences": 2, "do_sample": True}))
     assert answer.json()["text_output"] == [PROMPT, PROMPT]

@@ -555,8 +555,9 @@ def test_the_prompt_is_echoed_with_its_scores(models: list[Model]) -> None:
         GO_ON | {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1, "n": 2},
         GO_ON | {"prompt": "The fox", "echo": True, "max_tokens": 1},
         GO_ON | {"prompt": ids, "prompt_logprobs": 1, "max_tokens": 1},
+        GO_ON | {"prompt": ids, "prompt_logprobs": 1, "max_tokens": 1, "echo": True},
     ]
-    alone, twice, text, apart = (
+    alone, twice, text, apart, aside = (
         answer.json()["choices"] for answer in ask(app, *(("/v1/completions", wire) for wire in wires))
     )
     spelled = models[0].tokenizer.decode(ids, skip_special=False)
@@ -573,6 +574,8 @@ def test_the_prompt_is_echoed_with_its_scores(models: list[Model]) -> None:
     assert first is None
     assert second[str(ids[1])]["logprob"] == -1.0
     assert second["5"]["logprob"] == -0.5
+    assert aside[0]["prompt_logprobs"] == apart[0]["prompt_logprobs"]
+    assert (aside[0]["logprobs"], aside[0]["text"]) == (None, spelled + apart[0]["text"])
 
 
 def test_a_search_is_not_guided(app: FastAPI) -> None:

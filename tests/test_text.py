@@ -387,6 +387,15 @@ def test_minus_infinity_is_a_number(talker: Model) -> None:
     assert [answer.drawn[0].token.logprob, answer.drawn[0].top[0].logprob] == [LOWEST_LOGPROB] * 2
 
 
+def test_nothing_ends_an_answer_before_its_fewest_tokens(talker: Model) -> None:
+    events = [*spoken("ab ", talker.tokenizer), *spoken("ab ", talker.tokenizer)]
+    script, least = [*events, Done("length", 1, len(events))], len(events) // 2 + 1
+    for fewest, text, finish in ((0, "", "stop"), (least, "ab ", "stop"), (99, "ab ab ", "length")):
+        request = Generate("id", (1,), 99, sampling=Sampling(min_tokens=fewest))
+        answer = joined(written(talker.tokenizer, ("ab",), request, script))
+        assert (answer.text, answer.finish) == (text, finish)
+
+
 # Sources
 
 

@@ -231,6 +231,13 @@ def test_a_stream_of_tokens(app: FastAPI, models: list[Model]) -> None:
         "input_length": count,
     }
     assert all(event["generated_text"] is None and event["details"] is None for event in events[:-1])
+    cut = streamed(app, details=True, max_new_tokens=2)
+    assert [(event["token"]["id"], event["token"]["special"]) for event in cut] == [
+        (id, False) for id in models[0].tokenizer.encode(PROMPT).ids[:2]
+    ]
+    assert (cut[-1]["details"]["finish_reason"], cut[-1]["details"]["generated_tokens"]) == ("length", 2)
+    assert cut[-1]["generated_text"] == "".join(event["token"]["text"] for event in cut)
+    assert cut[0]["generated_text"] is None
     kept = streamed(app, stop=["quick"])
     assert (kept[-1]["generated_text"], kept[-1]["details"]) == ("The quick", None)
     assert "".join(event["token"]["text"] for event in kept) == "The quick"

@@ -12,7 +12,7 @@ from service.api.generating import likelihood
 from service.api.generation_wire import GenerateParameters
 from service.errors import BadRequest, Expired, Overloaded, PolyheadError, StepFailed, Stopped
 from service.model import Model
-from service.transcript import Drawn, Piece, Scored
+from service.transcript import Drawn, Piece, Scored, joined
 
 
 def write_error(error: PolyheadError) -> dict[str, Any]:
@@ -47,10 +47,14 @@ def answer(asked: GenerateParameters, model: Model, prompt: str, piece: Piece) -
 
 
 def details(asked: GenerateParameters, model: Model, piece: Piece) -> dict[str, Any]:
-    tokens = [token(model, *each) for each in spelled(piece.drawn, 0, piece.text)]
     top = {"top_tokens": [likeliest(model, drawn) for drawn in piece.drawn]} if asked.top_n_tokens else {}
     prefill = [{"id": one.id, "text": shown(one.token), "logprob": one.token.logprob} for one in piece.prompt]
-    return {**ending(asked, piece), "prefill": prefill, "tokens": tokens, **top}
+    return {**ending(asked, piece), "prefill": prefill, "tokens": tokens(model, piece), **top}
+
+
+def tokens(model: Model, piece: Piece) -> list[dict[str, Any]]:
+    """Those of a whole answer."""
+    return [token(model, *each) for each in spelled(piece.drawn, 0, piece.text)]
 
 
 def full(asked: GenerateParameters, prompt: str, text: str) -> str:
@@ -58,9 +62,12 @@ def full(asked: GenerateParameters, prompt: str, text: str) -> str:
 
 
 def ending(asked: GenerateParameters, piece: Piece) -> dict[str, Any]:
-    reason = "length" if piece.finish == "length" else "eos_token" if piece.stop == "" else "stop_sequence"
     seed = asked.seed if "seed" in asked.model_fields_set else None
-    return {"finish_reason": reason, "generated_tokens": piece.usage.completion_tokens, "seed": seed}
+    return {"finish_reason": reason(piece), "generated_tokens": piece.usage.completion_tokens, "seed": seed}
+
+
+def reason(piece: Piece) -> str:
+    return "length" if piece.finish == "length" else "eos_token" if piece.stop == "" else "stop_sequence"
 
 
 def token(model: Model, drawn: Drawn, text: str) -> dict[str, Any]:
@@ -94,11 +101,16 @@ async def chunks(
 ) -> AsyncGenerator[dict[str, Any], None]:
     """An event for each token, whose texts together are the answer; the last has all of it once more.
 
-    What ends a text is said by a special token without one, unless a token came with the end.
+    What ends a text is said by a special token without one, unless a token came with the end: the last one that there
+    may be does.
     """
-    said, told, index = "", 0, 0
+    said, told, index, held = "", 0, 0, list[Piece]()
     async with aclosing(answers):
-        async for _, piece in answers:
+        async for _, part in answers:
+            held.append(part)
+            if 0 < asked.max_new_tokens == part.tokens and not part.finish:
+                continue  # the end follows at once
+            piece, held = joined(held), []
             said += piece.text
             some = [event(asked, model, *each) for each in spelled(piece.drawn, told, said[told:])]
             if piece.finish and not some:

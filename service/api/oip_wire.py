@@ -123,9 +123,10 @@ class GenerateOptions(DrawOptions, TensorParameters):
 
 
 class TextOptions(DrawOptions):
-    """`stream`: piece by piece, or all of it in one event."""
+    """`stream`: piece by piece, or all of it in one event; `details`: why it ended, and its tokens."""
 
     stream: bool = False
+    details: bool = False
 
 
 class TextRequest(TextOptions):
@@ -265,7 +266,10 @@ def read_text(wire: TextRequest, *, stream: bool) -> Continuation:
         raise wrong(inside, "stream", "one answer here; generate_stream gives it piece by piece")
     if stream and asked.num_return_sequences > 1:
         raise wrong(inside, "num_return_sequences", "one answer is streamed; generate gives several")
-    return drawn("text_input", (wire.text_input,), asked, inside)
+    if stream and asked.details:
+        raise wrong(inside, "details", "only of a whole answer; generate gives them")
+    continuation = drawn("text_input", (wire.text_input,), asked, inside)
+    return replace(continuation, logprobs=0 if asked.details else -1)
 
 
 def drawn(field: str, prompts: tuple[str, ...], asked: DrawOptions, inside: str) -> Continuation:

@@ -11,6 +11,7 @@ import orjson
 
 from service.answers import Found, Guessed, Scores, Tagged
 from service.api import findings
+from service.api.generation_write import reason, tokens
 from service.api.oip_tensors import Body, Tensor, written
 from service.api.oip_wire import TAKES, InferRequest, TextRequest
 from service.errors import BadRequest, PolyheadError
@@ -139,9 +140,13 @@ def binary_of(wire: InferRequest, wanted: Sequence[str]) -> frozenset[str]:
 
 def write_text(wire: TextRequest, model: Model, replies: Sequence[Piece]) -> dict[str, Any]:
     """Several answers are lists, as tensors of several numbers are there."""
-    texts, reasons = [one.text for one in replies], [one.finish for one in replies]
-    said = (texts, reasons) if len(replies) > 1 else (texts[0], reasons[0])
-    return envelope(wire, model) | {"text_output": said[0], "finish_reason": said[1]}
+    every: dict[str, list[Any]] = {
+        "text_output": [one.text for one in replies],
+        "finish_reason": [one.finish for one in replies],
+    }
+    if wire.options.details:
+        every["details"] = [{"finish_reason": reason(one), "logprobs": tokens(model, one)} for one in replies]
+    return envelope(wire, model) | (every if len(replies) > 1 else {name: said[0] for name, said in every.items()})
 
 
 def chunk_text(wire: TextRequest, model: Model, piece: Piece) -> dict[str, Any]:

@@ -57,7 +57,8 @@ async def completions(request: Request) -> Response:
 
 async def complete(request: Request, wire: CompletionRequest) -> Response:
     asked = read_completion(wire)
-    call = replace(called("cmpl", wire), echoes=await echoes(request, wire) if wire.echo else ())
+    spelled = await echoes(request, wire) if wire.echo else ()
+    call = replace(called("cmpl", wire), echoes=spelled, logprobs=wire.logprobs >= 0)
     count, answers = await begun(request, wire, call, asked)
     if wire.stream:
         return await EventStream.open(events(completion_chunks(call, answers), write_error, DONE))

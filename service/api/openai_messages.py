@@ -22,12 +22,20 @@ NOT_FOR_MESSAGES: Mapping[str, tuple[Any, ...]] = {
 }
 
 
+class CacheBreakpoint(Wire):
+    """Harmless: every beginning that comes again is found."""
+
+    mode: Literal["explicit"] = "explicit"
+    ttl: Literal["30m", "12h"] = "30m"
+
+
 class TextPart(Wire):
     """Pictures, sounds and files are refused by the name of their type."""
 
     type: Literal["text", "refusal"]
     text: str = ""
     refusal: str = ""
+    prompt_cache_breakpoint: CacheBreakpoint = CacheBreakpoint()
 
     @model_validator(mode="before")
     @classmethod

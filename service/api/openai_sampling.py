@@ -3,12 +3,12 @@
 Knows no engine.  What completions and chat have in common, and the one way from it to a Continuation.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.api.dialect import Count, TokenId, Wire, at_most, between
+from service.api.dialect import Count, Neutral, TokenId, Wire, at_most, between
 from service.api.forms import Formed, form
 from service.api.options import INT64, Stops
 from service.errors import BadRequest
@@ -44,6 +44,16 @@ class StreamOptions(Wire):
 class Sampled(Formed):
     """What completions and chat have in common."""
 
+    unsupported: ClassVar[Neutral] = {
+        "store": (False,),
+        "logits_processors": ([],),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True, False),  # there are none to stand between
+        "truncate_prompt_tokens": (),
+    }
+
     model: str
     n: Annotated[int, between(1, MOST_ANSWERS)] = 1
     best_of: Annotated[int, between(1, MOST_ANSWERS)] = 0
@@ -75,7 +85,6 @@ class Sampled(Formed):
     # harmless: nothing of the answer depends on them
     user: str = ""
     metadata: Annotated[dict[str, str], at_most(16)] = Field(default_factory=dict)
-    store: bool = False
     service_tier: str = ""
     safety_identifier: str = ""
     prompt_cache_key: str = ""

@@ -15,7 +15,7 @@ from service.errors import BadRequest
 from service.tools import Reasoning, Tool, Tools
 
 MOST_TOOLS = 128
-Effort = Literal["", "none", "minimal", "low", "medium", "high", "xhigh"]
+Effort = Literal["", "none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Name = Annotated[
     Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")], described("1 to 64 letters, digits, underscores or dashes")
 ]

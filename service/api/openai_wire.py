@@ -4,14 +4,13 @@ Knows no engine and no answer.  The one idea: a field of the real API is done, o
 value that asks for something (the tables below); nothing that would change the answer is accepted and ignored.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from service.api.dialect import Count, TextsOrIds, Work, at_most, between, several
+from service.api.dialect import Count, Neutral, TextsOrIds, Wire, Work, at_most, between, several
 from service.api.openai_messages import Messages, check_last, spoken
 from service.api.openai_sampling import Sampled, continuation
 from service.api.openai_tools import AUTO, Choice, Thinks, ToolList, read_reasoning, read_tools
@@ -23,10 +22,13 @@ from service.tools import Talk
 MOST_VARIABLES, MOST_DOCUMENTS = 64, 1024
 
 # fields of the real API that this server does not do -> the values at which they ask for nothing
-NOT_FOR_COMPLETIONS: Mapping[str, tuple[Any, ...]] = {
+NOT_FOR_COMPLETIONS: Neutral = {
+    **Sampled.unsupported,
     "suffix": ("",),
 }
-NOT_FOR_CHAT: Mapping[str, tuple[Any, ...]] = {
+NOT_FOR_CHAT: Neutral = {
+    **Sampled.unsupported,
+    "echo": (False,),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -43,7 +45,7 @@ NOT_FOR_CHAT: Mapping[str, tuple[Any, ...]] = {
 
 
 class CompletionRequest(Sampled):
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_FOR_COMPLETIONS
+    unsupported: ClassVar[Neutral] = NOT_FOR_COMPLETIONS
 
     prompt: TextsOrIds
     echo: bool = False
@@ -66,8 +68,15 @@ Variables = Annotated[dict[str, Any], BeforeValidator(variables), at_most(MOST_V
 Documents = Annotated[list[dict[str, Any]], Field(fail_fast=True), at_most(MOST_DOCUMENTS)]
 
 
+class PromptCacheOptions(Wire):
+    """Harmless: every beginning that is asked for again is found, as long as there is room for it."""
+
+    mode: Literal["implicit", "explicit"] = "implicit"
+    ttl: Literal["30m"] = "30m"
+
+
 class ChatRequest(Sampled, Thinks):
-    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_FOR_CHAT
+    unsupported: ClassVar[Neutral] = NOT_FOR_CHAT
 
     messages: Messages
     max_completion_tokens: Count = 0
@@ -81,6 +90,7 @@ class ChatRequest(Sampled, Thinks):
     add_generation_prompt: bool = True
     documents: Documents = Field(default_factory=list)
     chat_template_kwargs: Variables = Field(default_factory=dict)
+    prompt_cache_options: PromptCacheOptions = PromptCacheOptions()
 
 
 class EmbeddingRequest(Work):
@@ -98,8 +108,11 @@ def read_completion(wire: CompletionRequest) -> Continuation:
     if not wire.max_tokens and not wire.echo:
         raise BadRequest("max_tokens: must be at least 1, or 0 together with echo: true, got 0", param="max_tokens")
     asked = continuation(wire, "prompt", several(wire.prompt), max(wire.max_tokens, 0), wire.logprobs)
-    scores = wire.logprobs if wire.echo and wire.prompt_logprobs < 0 else wire.prompt_logprobs
-    return replace(asked, scoring=not wire.max_tokens, prompt_logprobs=scores)
+    scores = {wire.logprobs if wire.echo else -1, wire.prompt_logprobs} - {-1}
+    if len(scores) > 1:
+        message = "prompt_logprobs: with echo, logprobs says how many there are of the prompt, too; the two differ"
+        raise BadRequest(message, param="prompt_logprobs")
+    return replace(asked, scoring=not wire.max_tokens, prompt_logprobs=max(scores, default=-1))
 
 
 def read_chat(wire: ChatRequest) -> Talk:

@@ -29,6 +29,7 @@ class Call:
     usage: bool = False  # streamed: the last object says what it cost
     count: int = 1  # answers to each prompt
     echoes: tuple[str, ...] = ()  # the prompts, where they are to be repeated
+    logprobs: bool = False  # of a prompt that is repeated, too
     scores: bool = False  # the prompt's tokens are asked for, apart from the answer's
 
 
@@ -64,7 +65,7 @@ def text_choice(call: Call, index: int, piece: Piece, *, first: bool) -> dict[st
         echo = call.echoes[index // call.count]
         drawn = tuple(replace(each, offset=each.offset + len(echo)) for each in drawn)
         if first:
-            text, drawn = echo + text, (*piece.prompt, *drawn)
+            text, drawn = echo + text, (*(piece.prompt if call.logprobs else ()), *drawn)
     logprobs, stop = text_logprobs(drawn), {"stop_reason": piece.stop} if piece.stop != "" else {}
     choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": piece.finish or None, **stop}
     return choice | ({"prompt_logprobs": prompt_logprobs(piece.prompt)} if call.scores and first else {})
