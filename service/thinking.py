@@ -13,6 +13,8 @@ from service.grammar import Thinking
 from service.guide import Walk
 from service.lexicon import Lexicon
 
+GAP = "\n\n"  # what templates write between a thought and what follows it, at most
+
 
 class Taking(Walk, Protocol):
     """A walk that can be asked whether it would go on with a token."""
@@ -86,7 +88,7 @@ class Thought:
         self._said += said
         if self._tag.text in self._said:
             self._over, self._closing = True, []
-            self._after = self._inner.begin() if self._inner is not None else None
+            self._after = Gap(self._lexicon, self._inner.begin()) if self._inner is not None else None
             return
         self._said = self._said[-len(self._tag.text) :]
         self._hurry()
@@ -96,6 +98,35 @@ class Thought:
         if self._left == 0 and not self._closing:
             there = max(n for n in range(len(self._tag.text)) if self._said.endswith(self._tag.text[:n]))
             self._closing = list(self._tag.rest[there])
+
+
+class Gap:
+    """After a thought, whoever ended it: lines may be left empty, as templates do, before `inner` begins."""
+
+    def __init__(self, lexicon: Lexicon, inner: Walk) -> None:
+        self._lexicon, self._gap, self._inner = lexicon, lexicon.tag(GAP), inner
+        self._left = self._gap.text  # of the gap; none once `inner` has begun
+
+    @property
+    def ended(self) -> bool:
+        return self._inner.ended
+
+    def fill(self, words: NDArray[np.int32]) -> bool:
+        filled = self._inner.fill(words)
+        if filled and self._left:
+            words |= self._gap.along[-len(self._left)]
+        return filled
+
+    def advance(self, token: int) -> None:
+        said = self._lexicon.spelled[token]
+        if said and self._left.startswith(said):
+            self._left = self._left.removeprefix(said)
+        else:
+            self._left = b""
+            self._inner.advance(token)
+
+    def forced(self) -> list[int]:
+        return [] if self._left else self._inner.forced()
 
 
 class Opening:

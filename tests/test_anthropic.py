@@ -8,9 +8,10 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from scripted import TEMPLATE, Registry, application, ask, echo, model, spoken
+from scripted import TEMPLATE, WAIT, Connection, Registry, application, ask, echo, model, spoken, until
 
 from models.chat import ChatTemplate
+from service.api import stream
 from service.api.anthropic_read import read_count, read_messages
 from service.api.anthropic_wire import CountRequest, MessagesRequest
 from service.api.anthropic_write import write_error
@@ -124,6 +125,12 @@ def test_turns_become_messages_as_templates_know_them() -> None:
     ]
 
 
+def test_a_template_is_given_one_system_message_before_all_else() -> None:
+    begun = [{"role": "system", "content": "t"}, {"role": "user", "content": "a"}]
+    assert messages_of(read(system="s", messages=begun))[0] == {"role": "system", "content": "s\nt"}
+    assert messages_of(read(system="")) == messages_of(read())
+
+
 def test_a_last_message_of_the_assistant_is_gone_on_with() -> None:
     [chat] = read(messages=[*TALK["messages"], {"role": "assistant", "content": "The"}]).asked.prompts
     assert isinstance(chat, Chat)
@@ -199,6 +206,7 @@ def user(*blocks: Any) -> dict[str, Any]:
         (user({"type": "image", "source": {}}), 'messages[0].content[0].type: "image" is not supported by this'),
         (user({"type": "document"}), 'messages[0].content[0].type: "document" is not supported by this'),
         (user({"text": "a"}), "messages[0].content[0]: must be an object of the type 'text' or 'tool_use'"),
+        (user(), "messages[0].content: must have at least 1 item(s), got []"),
         (user("a"), "messages[0].content[0]: must be an object of the type 'text' or 'tool_use'"),
         (user({"type": "text", "text": 1}), "messages[0].content[0].text: must be a string, got 1"),
         (user({"type": "text", "text": "a", "citations": [1]}), "messages[0].content[0].citations: [1] is not"),
@@ -208,7 +216,11 @@ def user(*blocks: Any) -> dict[str, Any]:
             user(RESULT | {"content": [{"type": "image"}]}),
             'messages[0].content[0].content[0].type: "image" is not supported',
         ),
-        ({"messages": [{"role": "assistant", "content": [USE]}]}, "messages: the last one calls tools, and nothing"),
+        ({"messages": [{"role": "assistant", "content": [USE]}]}, "messages: the last turn calls tools, and nothing"),
+        (
+            {"messages": [{"role": "assistant", "content": [USE]}, {"role": "assistant", "content": "so"}]},
+            "messages: the last turn calls tools, and nothing",
+        ),
         ({"tools": [{"type": "bash_20250124"}]}, 'tools[0].type: "bash_20250124" is not supported by this server'),
         ({"tools": [TOOL | {"name": "a b"}]}, "tools[0].name: "),
         ({"tools": [TOOL, TOOL]}, "tools[1].name: 'find' is the name of another tool, too"),
@@ -216,6 +228,7 @@ def user(*blocks: Any) -> dict[str, Any]:
         ({"tools": [TOOL | {"input_schema": {"type": "string"}}]}, 'tools[0].input_schema.type: must be "object"'),
         ({"tool_choice": {"type": "any"}}, "tool_choice: only together with tools"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "x"}}, "tool_choice.name: no tool is called 'x'"),
+        ({"tools": [TOOL], "tool_choice": {"type": "tool"}}, 'tool_choice.name: is required with type: "tool"'),
         ({"tools": [TOOL], "tool_choice": {"type": "any", "name": "find"}}, "tool_choice.name: only together with"),
         ({"thinking": {"type": "between_tools"}}, 'thinking.type: "between_tools" is not supported by this server'),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens: is required"),
@@ -292,9 +305,9 @@ def test_a_message(talker: Model) -> None:
 )
 def test_why_a_message_ends(talker: Model, change: Any, end: Done, reason: str, sequence: str | None) -> None:
     app, _ = saying(talker, "A fox.", end)
-    for stream in (False, True):
-        [response] = ask(app, ("/v1/messages", TALK | change | {"stream": stream}))
-        said = sse(response)[-2]["delta"] if stream else response.json()
+    for streamed in (False, True):
+        [response] = ask(app, ("/v1/messages", TALK | change | {"stream": streamed}))
+        said = sse(response)[-2]["delta"] if streamed else response.json()
         assert (said["stop_reason"], said["stop_sequence"]) == (reason, sequence)
 
 
@@ -368,6 +381,25 @@ def test_arguments_that_are_cut_off_are_said_as_far_as_they_came(talker: Model) 
     assert response.json()["stop_reason"] == "max_tokens"
 
 
+def test_a_silent_stream_says_that_it_is_there(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stream, "SILENCE_S", 0.02)
+    app = application(Registry([talker], lambda model, request: [*spoken("A", model.tokenizer), WAIT]))
+
+    async def listened() -> bytes:
+        connection = Connection("/v1/messages", json.dumps(TALK | {"stream": True}).encode())
+        answering = asyncio.create_task(connection.run(app))
+        await until(lambda: connection.body.count(b"event: ping") > 3)
+        connection.drop()
+        await answering
+        return connection.body
+
+    text = asyncio.run(listened()).decode()
+    types = [line.removeprefix("event: ") for line in text.split("\n") if line.startswith("event: ")]
+    assert types[:4] == ["message_start", "ping", "content_block_start", "content_block_delta"]
+    assert set(types[4:]) == {"ping"}
+    assert text.endswith('event: ping\ndata: {"type":"ping"}\n\n')
+
+
 def test_counting(talker: Model) -> None:
     app, registry = saying(talker, "A")
     counted = {"model": "talker", "messages": TALK["messages"], "system": "Be brief.", "tools": [TOOL]}
@@ -411,6 +443,7 @@ def test_errors_have_the_shape_of_the_dialect(app: FastAPI) -> None:
     )
     assert [answer.status_code for answer in answers] == [404, 400, 405, 404, 400]
     for answer in answers:
+        assert answer.headers["request-id"] == answer.headers["x-request-id"]
         assert answer.json().keys() == {"type", "error"}
         assert answer.json()["error"].keys() == {"type", "message"}
 

@@ -22,7 +22,7 @@ from service import guides as kept
 from service import trial
 from service.errors import BadRequest, TooComplex
 from service.grammar import Grammar, Thinking
-from service.guide import Guide
+from service.guide import Guide, Walk
 from service.guides import Guides
 from service.model import Model
 
@@ -337,8 +337,40 @@ def test_a_thought_ends_at_its_budget_and_the_grammar_holds_after_it(guides: Gui
         tokens, whole = walked(talker, guides.guide(talker, choice("yes", "no"), THOUGHT), seed)
         text = b"".join(map(talker.tokenizer.piece_bytes, tokens)).decode(errors="replace")
         assert whole
-        assert re.search("</think>(yes|no)$", text)
-        assert len(talker.tokenizer.encode("</think>", special=False)) + 6 + 3 >= len(tokens)
+        assert re.search("</think>\n{0,2}(yes|no)$", text)
+        assert len(talker.tokenizer.encode("</think>", special=False)) + 6 + 2 + 3 >= len(tokens)
+
+
+def may_come(model: Model, walk: Walk) -> set[int]:
+    words = np.zeros(-(-model.vocab_size // 32), np.int32)
+    assert walk.fill(words)
+    return set(np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist())
+
+
+@pytest.mark.parametrize("lines", [0, 1, 2])
+@pytest.mark.parametrize("budget", [-1, 2])
+def test_lines_may_be_left_empty_between_a_thought_and_what_is_asked_for(
+    guides: Guides, talker: Model, lines: int, budget: int
+) -> None:
+    guide = guides.guide(talker, choice("yes"), Thinking("", "</think>", budget))
+    assert guide is not None
+    walk = guide.begin()
+    thought = talker.tokenizer.encode("ab" if budget >= 0 else "a</think>", special=False).ids
+    for token in thought[: budget if budget >= 0 else None]:
+        walk.advance(token)
+    for token in walk.forced():
+        walk.advance(token)
+    line, word = talker.tokenizer.find("Ċ"), talker.tokenizer.find("y")
+    assert line is not None
+    for _ in range(lines):
+        assert {line, word} <= may_come(talker, walk)
+        assert walk.forced() == []
+        walk.advance(line)
+    assert (line in may_come(talker, walk)) == (lines < 2)
+    assert word is not None
+    walk.advance(word)
+    assert line not in may_come(talker, walk)
+    assert text_of(talker, walk.forced()) == "es"
 
 
 def test_a_thought_that_has_begun_to_end_is_not_ended_twice(guides: Guides, talker: Model) -> None:
@@ -365,7 +397,7 @@ def test_a_tag_is_found_however_it_is_cut(guides: Guides, talker: Model) -> None
             assert bits[token]
             assert not bits[list(talker.stop_tokens)].any()
             walk.advance(token)
-        assert text_of(talker, walk.forced()).startswith("y")
+        assert all(text_of(talker, [token]).strip() in ("y", "ye", "yes", "") for token in may_come(talker, walk))
 
 
 def test_no_token_reaches_over_a_tag_where_something_must_follow(tiny_generator: Path) -> None:
@@ -401,7 +433,7 @@ def test_a_model_may_answer_without_a_thought(guides: Guides, talker: Model) -> 
         tokens, whole = walked(talker, guide, seed)
         assert whole
         text = b"".join(map(talker.tokenizer.piece_bytes, tokens)).decode(errors="replace")
-        found = re.fullmatch("(?s)(<think>.*</think>)?(yes|<no>)", text)
+        found = re.fullmatch("(?s)(<think>.*</think>\n{0,2})?(yes|<no>)", text)
         assert found
         seen.add(bool(found[1]))
     assert seen == {True, False}

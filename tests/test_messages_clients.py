@@ -57,6 +57,9 @@ def test_a_message_streamed_is_the_one_at_once(claude: anthropic.Anthropic) -> N
     before, after = (each.usage.input_tokens + (each.usage.cache_read_input_tokens or 0) for each in (whole, streamed))
     counted = claude.messages.count_tokens(model="chat", system="Be brief.", messages=TALK["messages"])
     assert before == after == counted.input_tokens
+    assert whole._request_id
+    assert stream.request_id
+    assert stream.request_id != whole._request_id
 
 
 def test_a_message_is_gone_on_with(claude: anthropic.Anthropic) -> None:
@@ -105,6 +108,7 @@ def test_errors_are_the_clients_own(claude: anthropic.Anthropic, server: Process
     with pytest.raises(anthropic.BadRequestError, match="vectors can") as caught:
         claude.messages.create(**TALK | {"model": "vectors"})
     assert caught.value.type == "invalid_request_error"
+    assert caught.value.request_id
     image: Any = {"type": "image", "source": {"type": "url", "url": "x"}}
     with pytest.raises(anthropic.BadRequestError, match=r'messages\[0\].content\[0\].type: "image" is not supported'):
         claude.messages.create(**TALK | {"messages": [{"role": "user", "content": [image]}]})

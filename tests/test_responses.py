@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from dialogue_templates import QWEN3
 from fastapi import FastAPI
 from scripted import TEMPLATE, Registry, application, ask, echo, model, spoken
 
@@ -126,6 +127,14 @@ def test_items_become_messages_as_templates_know_them() -> None:
     ]
 
 
+def test_a_template_is_given_one_system_message_before_all_else() -> None:
+    begun = [{"role": role, "content": role[0]} for role in ("developer", "system", "user")]
+    assert messages_of(read(instructions="i", input=begun)) == [
+        {"role": "system", "content": "i\nd\ns"},
+        {"role": "user", "content": "u"},
+    ]
+
+
 @pytest.mark.parametrize(
     ("choice", "kind", "only"),
     [
@@ -157,7 +166,9 @@ def test_which_tools_are_called(choice: Any, kind: str, only: set[str]) -> None:
             {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
             'input[0].content[0].type: "input_image" is not supported',
         ),
-        ({"input": [RETURNED]}, "input[0].call_id: no function_call has the id 'c1'"),
+        ({"input": [RETURNED]}, "input[0].call_id: no function_call before it has the id 'c1'"),
+        ({"input": [RETURNED, CALLED]}, "input[0].call_id: no function_call before it has the id 'c1'"),
+        ({"input": [CALLED]}, "input: its end calls tools, and nothing says what came of it"),
         ({"input": [CALLED | {"arguments": "["}]}, "input[0].arguments: must be a JSON object as text, got '['"),
         (
             {"input": [{"type": "reasoning", "encrypted_content": "x"}]},
@@ -180,7 +191,11 @@ def test_which_tools_are_called(choice: Any, kind: str, only: set[str]) -> None:
         ({"tool_choice": "any"}, 'tool_choice.type: "any" is not supported by this server'),
         ({"tool_choice": {"type": "mcp"}}, 'tool_choice.type: "mcp" is not supported by this server'),
         ({"tool_choice": "required"}, "tool_choice: only together with tools"),
-        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice: no tool is called 'x'"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name: no tool is called 'x'"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "x"}]}},
+            "tool_choice.tools: no tool is called 'x'",
+        ),
         ({"include": ["x"]}, "include[0]: must be"),
         ({"top_logprobs": 2}, "top_logprobs: only together with include"),
         ({"stream_options": {}}, "stream_options: only together with stream: true"),
@@ -209,7 +224,9 @@ def test_numbers_that_are_none(field: str, value: Any) -> None:
 
 def test_a_response(talker: Model) -> None:
     app, registry = saying(talker, "A fox.")
-    [response] = ask(app, ("/v1/responses", ASK | {"instructions": "Be brief.", "metadata": {"a": "b"}}))
+    [response] = ask(
+        app, ("/v1/responses", ASK | {"instructions": "Be brief.", "metadata": {"a": "b"}, "prompt_cache_key": "k"})
+    )
     said = response.json()
     number = said.pop("id").removeprefix("resp_")
     assert said.pop("created_at") > 1_700_000_000
@@ -257,6 +274,8 @@ def test_a_response(talker: Model) -> None:
         "previous_response_id": None,
         "service_tier": "default",
         "metadata": {"a": "b"},
+        "prompt_cache_key": "k",
+        "safety_identifier": None,
         "user": None,
     }
 
@@ -278,6 +297,35 @@ def test_an_answer_that_was_cut_is_incomplete(talker: Model) -> None:
     for said in (whole.json(), events[-1]["response"]):
         assert (said["status"], said["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
         assert said["output"][0]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("end", [Done("length", 9, 3), Failed(StepFailed("it broke"))])
+@pytest.mark.parametrize("text", ["A fox", "["])  # what may be the beginning of calls is told at the end
+def test_of_an_answer_that_was_cut_only_the_last_item_is(thinker: Model, text: str, end: Any) -> None:
+    app, _ = saying(thinker, f"<think>So,</think>{text}", end)
+    [response] = ask(app, ("/v1/responses", ASK | {"tools": [TOOL], "stream": True}))
+    events = sse(response)
+    told = [item["status"] for item in events[-1]["response"]["output"]]
+    done = [event["item"]["status"] for event in events if event["type"] == "response.output_item.done"]
+    if isinstance(end, Done):
+        assert told == done == ["completed", "incomplete"]
+    else:
+        assert done == ["completed"] * (len(told) - 1)
+        assert told == [*done, "incomplete"]
+
+
+@pytest.mark.parametrize(
+    "text", ["A fox < B, \n\n\n<think> <t", "<think>So,</think>\n\n< A\n\nfox", "<think></think>\nth"]
+)
+def test_log_probabilities_are_those_of_the_words_even_if_they_were_held_back(tiny_generator: Path, text: str) -> None:
+    app, _ = saying(model(tiny_generator, "talker", "generate", max_tokens=2000, chat=ChatTemplate(QWEN3)), text)
+    asked = ASK | {"include": ["message.output_text.logprobs"], "tools": [TOOL]}
+    whole, streamed = ask(app, *(("/v1/responses", asked | {"stream": on}) for on in (False, True)))
+    [part] = whole.json()["output"][-1]["content"]
+    said = "".join(each["token"] for each in part["logprobs"])
+    assert said.lstrip() == part["text"] == text.rpartition("</think>")[2].lstrip()
+    deltas = [event for event in sse(streamed) if event["type"] == "response.output_text.delta"]
+    assert [each for event in deltas for each in event["logprobs"]] == part["logprobs"]
 
 
 def test_log_probabilities(talker: Model) -> None:

@@ -111,6 +111,9 @@ def test_other_dialects_say_it_in_their_own_words() -> None:
     for wrong in ({"type": "regex", "value": {}}, {"type": "json_schema", "value": {}}):
         with pytest.raises(BadRequest, match=r"^grammar\.value: must be "):
             grammar_of(ValuedGrammar.read(wrong), "grammar")
+    with pytest.raises(BadRequest, match=r"^grammar\.value\.strict: must be true or false") as error:
+        grammar_of(ValuedGrammar.read({"type": "json_schema", "value": {"schema": {}, "strict": 3}}), "grammar")
+    assert error.value.param == "grammar.value.strict"
     assert grammar_of(StructuredOutputs(), "structured_outputs") is None
 
 

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from service.api.anthropic_read import read_count, read_messages
 from service.api.anthropic_wire import CountRequest, MessagesRequest
-from service.api.anthropic_write import Call, Events, write_count, write_error, write_message
+from service.api.anthropic_write import PING, Call, Events, write_count, write_error, write_message
 from service.api.dialect import Dialect, about, body, server, takes, terms
 from service.api.generating import spoken
 from service.api.items import said, streamed
@@ -34,7 +34,8 @@ async def converse(request: Request, wire: MessagesRequest) -> Response:
     call = Call(id=f"msg_{uuid.uuid4().hex}", model=wire.model, most=wire.max_tokens)
     _, length, utterances = await spoken(request, wire, model, read_messages(wire), call.id)
     if wire.stream:
-        return await EventStream.open(events(streamed(Events(call, length), utterances), write_error, spell=named))
+        told = streamed(Events(call, length), utterances)
+        return await EventStream.open(events(told, write_error, spell=named), still=named(PING))
     return JsonResponse(write_message(call, await said(utterances)))
 
 

@@ -75,8 +75,9 @@ def tools(wire: Conversation) -> Tools:
         for index, each in enumerate(wire.tools)
     )
     choice = wire.tool_choice
-    if choice.type != "tool" and choice.name:
-        raise BadRequest('tool_choice.name: only together with type: "tool"', param="tool_choice.name")
+    if (choice.type == "tool") != bool(choice.name):
+        said = "is required" if choice.type == "tool" else "only together"
+        raise BadRequest(f'tool_choice.name: {said} with type: "tool"', param="tool_choice.name")
     only = frozenset({choice.name}) if choice.type == "tool" else frozenset()
     parallel = not choice.disable_parallel_tool_use
     return check_tools(Tools(tuple(offered), CHOICES[choice.type], only, parallel), "tool_choice.name")
@@ -104,8 +105,9 @@ def spoken(wire: Conversation) -> list[dict[str, Any]]:
     names = {
         block.id: block.name for each in wire.messages for block in each.content if isinstance(block, ToolUseBlock)
     }
-    messages = [{"role": "system", "content": joined(wire.system)}] if wire.system else []
-    for role, turn in groupby(wire.messages, key=lambda message: message.role):
+    messages: list[dict[str, Any]] = []
+    before = [Message(role="system", content=[*wire.system])] if joined(wire.system) else []
+    for role, turn in groupby([*before, *wire.messages], key=lambda message: message.role):
         said = [block for message in turn for block in message.content]
         match role:
             case "assistant":
@@ -114,6 +116,8 @@ def spoken(wire: Conversation) -> list[dict[str, Any]]:
                 messages.append({"role": "system", "content": joined(said)})
             case "user":
                 messages += asked(said, names)
+    if messages[-1].get("tool_calls"):
+        raise BadRequest("messages: the last turn calls tools, and nothing says what came of it", param="messages")
     return messages
 
 
@@ -160,6 +164,9 @@ PLACES: Mapping[str, tuple[type[Block], ...]] = {
 def check(messages: Sequence[Message]) -> None:
     called: set[str] = set()
     for number, message in enumerate(messages):
+        if not message.content and message.role != "assistant":  # who may have had nothing to say
+            where = f"messages[{number}].content"
+            raise BadRequest(f"{where}: must have at least 1 item(s), got []", param=where)
         for index, block in enumerate(message.content):
             where = f"messages[{number}].content[{index}]"
             if not isinstance(block, PLACES[message.role]):
@@ -171,5 +178,3 @@ def check(messages: Sequence[Message]) -> None:
             elif isinstance(block, ToolResultBlock) and block.tool_use_id not in called:
                 said = f"no tool_use before it has the id {block.tool_use_id[:60]!r}"
                 raise BadRequest(f"{where}.tool_use_id: {said}", param=f"{where}.tool_use_id")
-    if messages[-1].role == "assistant" and any(isinstance(block, ToolUseBlock) for block in messages[-1].content):
-        raise BadRequest("messages: the last one calls tools, and nothing says what came of it", param="messages")

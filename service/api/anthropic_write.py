@@ -23,6 +23,7 @@ ERRORS: Mapping[int, str] = {
     503: "overloaded_error",
     504: "timeout_error",
 }
+PING = {"type": "ping"}  # of which there may be any number, anywhere in a stream
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Events:
     def start(self) -> Iterator[dict[str, Any]]:
         """How much of the prompt was found in the cache is said at the end."""
         yield {"type": "message_start", "message": message(self.call, [], usage(Usage(self.length)))}
-        yield {"type": "ping"}
+        yield PING
 
     def chunks(self, utterance: Utterance) -> Iterator[dict[str, Any]]:
         for happening in self.items.push(utterance):

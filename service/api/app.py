@@ -31,7 +31,7 @@ from service.api.dialect import Dialect
 from service.api.gate import Gate, Refuse
 from service.api.server import Server
 from service.api.stream import JsonResponse
-from service.api.visit import Visit
+from service.api.visit import IDS, Visit
 from service.errors import (
     BadRequest,
     ClientGone,
@@ -100,7 +100,7 @@ def install_handlers(app: FastAPI, refuse: Refuse) -> None:
     async def unforeseen(request: Request, error: Exception) -> Response:  # noqa: ARG001
         """A fault of ours: the traceback goes to the log, under the id that the answer carries."""
         response = refused(request, PolyheadError("the server made a mistake; its log says more"))
-        response.headers["X-Request-Id"] = request.state.visit.id
+        response.headers.update(dict.fromkeys(IDS, request.state.visit.id))
         return response
 
     app.add_exception_handler(PolyheadError, polyhead)

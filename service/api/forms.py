@@ -147,11 +147,18 @@ def valued(asked: ValuedGrammar, place: str) -> Grammar:
         case "regex", _:
             raise BadRequest(f'{place}: must be a string where the type is "regex"', param=place)
         case "json_schema", dict(value) if "schema" in value:
-            return schema(JsonSchema.read(value).body, f"{place}.schema")
+            return schema(named(value, place).body, f"{place}.schema")
         case "json_schema", _:
             raise BadRequest(f'{place}: must be an object with a "schema"', param=place)
         case _, value:
             return schema(value, place)
+
+
+def named(value: dict[str, Any], place: str) -> JsonSchema:
+    try:
+        return JsonSchema.read(value)
+    except BadRequest as error:
+        raise BadRequest(f"{place}.{error.message}", param=f"{place}.{error.param}") from None
 
 
 def schema(body: dict[str, Any] | str, field: str) -> Grammar:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.security import access, admin_keys, authorization, client_keys
 from service.api.server import Server
-from service.api.visit import HEADER, Visit, seconds
+from service.api.visit import HEADER, IDS, Visit, seconds
 from service.errors import BadRequest, BodyTooLarge, PolyheadError
 
 Refuse = Callable[[Visit, str, PolyheadError], Response]
@@ -49,7 +49,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message)["X-Request-Id"] = visit.id
+                MutableHeaders(scope=message).update(dict.fromkeys(IDS, visit.id))
             await send(message)
 
         try:

@@ -44,7 +44,10 @@ class More:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
+    """`cut`: because the answer had no room for more."""
+
     item: Item
+    cut: bool = False
 
 
 Happening = Begun | More | Ended
@@ -56,24 +59,26 @@ class Items:
     def __init__(self) -> None:
         self.every: list[Item] = []
         self._growing = False
+        self._waiting: list[Drawn] = []  # tokens of which nothing was said yet; words may be held back
 
     def push(self, utterance: Utterance) -> Iterator[Happening]:
-        drawn = utterance.drawn
+        self._waiting += utterance.drawn
         for part in utterance.parts:
             yield from self._open(part)
             match part:
-                case Words():
-                    yield self._more(part.text, drawn)
-                    drawn = ()
+                case Words(text=text):
+                    yield self._more(text, self._drawn(text))
                 case Thought() | Arguments():
                     yield self._more(part.text)
+        if utterance.parts and kind_of(utterance.parts[-1]) != "words":
+            self._waiting = []
         if utterance.finish:
-            yield from self.close()
+            yield from self.close(cut=utterance.finish == "length")
 
-    def close(self) -> Iterator[Happening]:
+    def close(self, *, cut: bool = False) -> Iterator[Happening]:
         if self._growing:
             self._growing = False
-            yield Ended(self.every[-1])
+            yield Ended(self.every[-1], cut)
 
     def _open(self, part: Part) -> Iterator[Happening]:
         """The item that `part` belongs to is there; the one before it has ended."""
@@ -87,6 +92,21 @@ class Items:
         self.every.append(item)
         self._growing = True
         yield Begun(item)
+
+    def _drawn(self, text: str) -> list[Drawn]:
+        """The waiting tokens that wrote `text`.  Those before it were of tags, those after it wait on."""
+        written, wanted = b"".join(each.token.data for each in self._waiting), text.encode()
+        at = written.rfind(wanted)
+        begin, end = (at, at + len(wanted)) if at >= 0 else (0, len(written))
+        taken, waiting, place = [], [], 0
+        for each in self._waiting:
+            first, place = place, place + len(each.token.data)
+            if first >= end:
+                waiting.append(each)
+            elif place > begin:
+                taken.append(each)
+        self._waiting = waiting
+        return taken
 
     def _more(self, text: str, drawn: Sequence[Drawn] = ()) -> More:
         item = self.every[-1]

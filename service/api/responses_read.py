@@ -32,6 +32,8 @@ from service.request import Sampling
 from service.tools import Reasoning as Thinks
 from service.tools import Talk, Tools
 
+Choice = Literal["none", "auto", "required"]
+
 
 def read_response(wire: ResponseRequest) -> Talk:
     scored = LOGPROBS in wire.include
@@ -56,18 +58,19 @@ def tools(wire: ResponseRequest) -> Tools:
         tool(each.name, each.description, each.parameters, f"tools[{index}].parameters")
         for index, each in enumerate(wire.tools)
     )
-    choice, only = chosen(wire.tool_choice)
-    return check_tools(Tools(tuple(offered), choice, only, wire.parallel_tool_calls), "tool_choice")
+    choice, only, named = chosen(wire.tool_choice)
+    return check_tools(Tools(tuple(offered), choice, only, wire.parallel_tool_calls), named)
 
 
-def chosen(choice: AnyTool | ChosenTool | AllowedTools) -> tuple[Literal["none", "auto", "required"], frozenset[str]]:
+def chosen(choice: AnyTool | ChosenTool | AllowedTools) -> tuple[Choice, frozenset[str], str]:
+    """What may or must be called, which tools alone, and where that stands."""
     match choice:
         case AnyTool(type=kind):
-            return kind, frozenset()
+            return kind, frozenset(), "tool_choice"
         case ChosenTool(name=name):
-            return "required", frozenset({name})
+            return "required", frozenset({name}), "tool_choice.name"
         case AllowedTools(mode=mode, tools=allowed):
-            return mode, frozenset(each.name for each in allowed)
+            return mode, frozenset(each.name for each in allowed), "tool_choice.tools"
 
 
 def reasoning(wire: ResponseRequest) -> Thinks:
@@ -78,15 +81,19 @@ def reasoning(wire: ResponseRequest) -> Thinks:
 
 def spoken(wire: ResponseRequest) -> list[dict[str, Any]]:
     """BadRequest names what stands where it cannot."""
-    names = {item.call_id: item.name for item in wire.input if isinstance(item, FunctionCall)}
+    names: dict[str, str] = {}
     messages = [{"role": "system", "content": wire.instructions}] if wire.instructions else []
     places = enumerate(wire.input)
     for assistant, run in groupby(places, key=lambda place: by_assistant(place[1])):
+        items = list(run)
+        names |= {item.call_id: item.name for _, item in items if isinstance(item, FunctionCall)}
         if assistant:
-            messages.append(answered(list(run)))
+            messages.append(answered(items))
         else:
-            messages += [given(item, f"input[{index}]", names) for index, item in run]
-    if len(messages) > 1 and messages[0]["role"] == messages[1]["role"] == "system":  # templates know one
+            messages += [given(item, f"input[{index}]", names) for index, item in items]
+    if messages[-1].get("tool_calls"):
+        raise BadRequest("input: its end calls tools, and nothing says what came of it", param="input")
+    while len(messages) > 1 and messages[0]["role"] == messages[1]["role"] == "system":  # templates know one
         messages[0]["content"] += "\n" + messages.pop(1)["content"]
     return messages
 
@@ -102,7 +109,7 @@ def given(item: Item, where: str, names: dict[str, str]) -> dict[str, Any]:
     assert isinstance(item, FunctionOutput), "the rest is the assistant's"
     if item.call_id not in names:
         field = f"{where}.call_id"
-        raise BadRequest(f"{field}: no function_call has the id {item.call_id[:60]!r}", param=field)
+        raise BadRequest(f"{field}: no function_call before it has the id {item.call_id[:60]!r}", param=field)
     called = {"tool_call_id": item.call_id, "name": names[item.call_id]}
     return {"role": "tool", "content": joined(item.output), **called}
 
@@ -160,6 +167,8 @@ def repeated(wire: ResponseRequest) -> dict[str, Any]:
         "previous_response_id": None,
         "service_tier": "default",
         "metadata": wire.metadata,
+        "prompt_cache_key": wire.prompt_cache_key or None,
+        "safety_identifier": wire.safety_identifier or None,
         "user": wire.user or None,
     }
 

@@ -33,12 +33,16 @@ def write_response(call: Call, utterances: Sequence[Utterance]) -> dict[str, Any
 def ended(call: Call, items: Sequence[Item], last: Utterance) -> dict[str, Any]:
     cut = last.finish == "length"
     status = "incomplete" if cut else "completed"
-    output = [written(call, item, "completed") for item in items[:-1]]
-    output += [written(call, item, status) for item in items[-1:]]
+    output = every(call, items, status)
     said = {"status": status, "output": output, "usage": usage(last.usage, last.thought_tokens)}
     if cut:
         return response(call) | said | {"incomplete_details": {"reason": "max_output_tokens"}}
     return response(call) | said
+
+
+def every(call: Call, items: Sequence[Item], status: str) -> list[dict[str, Any]]:
+    """`status` is that of the last; those before it are complete."""
+    return [written(call, item, status if item is items[-1] else "completed") for item in items]
 
 
 def response(call: Call) -> dict[str, Any]:
@@ -67,17 +71,16 @@ class Events:
             yield self.numbered({"type": f"response.{name}", "response": response(self.call)})
 
     def chunks(self, utterance: Utterance) -> Iterator[dict[str, Any]]:
-        status = "incomplete" if utterance.finish == "length" else "completed"
         for happening in self.items.push(utterance):
-            for event in told(self.call, happening, status):
+            for event in told(self.call, happening):
                 yield self.numbered(event)
         if utterance.finish:
             said = ended(self.call, self.items.every, utterance)
-            yield self.numbered({"type": f"response.{status}", "response": said})
+            yield self.numbered({"type": f"response.{said['status']}", "response": said})
 
     def failed(self, error: PolyheadError) -> dict[str, Any]:
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
-        output = [written(self.call, item, "incomplete") for item in self.items.every]
+        output = every(self.call, self.items.every, "incomplete")
         said = {"status": "failed", "output": output, "error": {"code": code, "message": error.message}}
         return self.numbered({"type": "response.failed", "response": response(self.call) | said})
 
@@ -86,8 +89,7 @@ class Events:
         return {**event, "sequence_number": self.count - 1}
 
 
-def told(call: Call, happening: Happening, status: str) -> Iterator[dict[str, Any]]:
-    """`status` is that of an item that ends here."""
+def told(call: Call, happening: Happening) -> Iterator[dict[str, Any]]:
     item = happening.item
     output, place = {"output_index": item.index}, {"item_id": name(call, item), "output_index": item.index}
     if item.kind != "call":
@@ -102,7 +104,8 @@ def told(call: Call, happening: Happening, status: str) -> Iterator[dict[str, An
         case More(text=text, drawn=drawn):
             scores = {"logprobs": logprobs(drawn)} if item.kind == "words" else {}
             yield {"type": f"response.{STREAMED[item.kind]}.delta", **place, "delta": text, **scores}
-        case Ended():
+        case Ended(cut=cut):
+            status = "incomplete" if cut else "completed"
             yield {"type": f"response.{STREAMED[item.kind]}.done", **place, **final(item)}
             if item.kind != "call":
                 yield {"type": "response.content_part.done", **place, "part": part(item)}

@@ -5,6 +5,8 @@ produces the answer (a coroutine is cancelled, a generator closed) is all that i
 """
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Self
@@ -19,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 from service.errors import ClientGone, PolyheadError
 
 NUMBERS = orjson.OPT_SERIALIZE_NUMPY
+SILENCE_S = 10
 
 
 def float32(values: Sequence[float] | memoryview) -> NDArray[np.float32]:
@@ -103,25 +106,32 @@ async def events(
 
 
 class EventStream(Response):
-    """Sends `chunks` as they come, waiting for a slow client, and closes them when the client goes."""
+    """Sends `chunks` as they come, waiting for a slow client, and closes them when the client goes.
+
+    `still` is said whenever nothing else has been for SILENCE_S, for what gives up on a silent connection.
+    """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None]) -> None:
-        self.first, self.chunks = first, chunks
+    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None], still: bytes = b"") -> None:
+        self.first, self.chunks, self.still = first, chunks, still
+        self.said = math.inf  # when the last chunk was, in seconds; infinity while one is on its way
         self.status_code, self.background = 200, None
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})  # no proxy holds events back
 
     @classmethod
-    async def open(cls, chunks: AsyncGenerator[bytes, None]) -> Self:
+    async def open(cls, chunks: AsyncGenerator[bytes, None], still: bytes = b"") -> Self:
         """Waits for the first chunk, and raises what is raised before it."""
-        return cls(await anext(chunks), chunks)
+        return cls(await anext(chunks), chunks, still)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         sending = asyncio.create_task(self.send(send))
         gone = asyncio.create_task(disconnected(receive))
+        pause = SILENCE_S / 2 if self.still else None
         try:
-            await asyncio.wait((sending, gone), return_when=asyncio.FIRST_COMPLETED)
+            while not (await asyncio.wait((sending, gone), timeout=pause, return_when=asyncio.FIRST_COMPLETED))[0]:
+                if time.monotonic() - self.said >= SILENCE_S:
+                    await self.say(send, self.still)
             if sending.done():
                 sending.result()
         finally:
@@ -130,10 +140,16 @@ class EventStream(Response):
 
     async def send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send({"type": "http.response.body", "body": self.first, "more_body": True})
+        await self.say(send, self.first)
         async for chunk in self.chunks:
-            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await self.say(send, chunk)
+        self.said = math.inf
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def say(self, send: Send, chunk: bytes) -> None:
+        self.said = math.inf
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self.said = time.monotonic()
 
 
 class LineStream(EventStream):

@@ -14,6 +14,7 @@ from service.errors import BadRequest, Expired
 SHORTEST, LONGEST = 0.001, 1e9  # seconds that a request may be given
 SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
 HEADER = "X-Request-Timeout"
+IDS = ("X-Request-Id", "Request-Id")  # headers of an answer; Anthropic's clients read the second
 
 
 @dataclass
