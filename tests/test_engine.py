@@ -14,6 +14,7 @@ from engine_fakes import FakeEncoder, FakeGenerator, FakeHead, Notes, generate, 
 from service.engine.encoder import Encoder
 from service.engine.engine import Counts, Engine, Stream
 from service.engine.generator import Generator
+from service.engine.stream import AHEAD
 from service.errors import BadRequest, Expired, StepFailed, Stopped, Unavailable
 from service.request import Done, Encode, Encoded, Event, Failed, Request, Terms, Token
 
@@ -124,6 +125,37 @@ def test_one_wake_up_of_the_loop_a_step_and_one_to_rest() -> None:
             await events(stream)
         await stage.settled()
         assert len(posted) == stage.engine.steps + len(stage.notes.rests) == stage.engine.steps + 1
+
+
+def test_the_engine_is_not_far_ahead_of_the_loop() -> None:
+    """What the loop has to do meanwhile would wait behind every answer that was made before it."""
+
+    async def scene(stage: Stage) -> None:
+        stream = stage.talk(generate([1], max_tokens=40))[0]
+        told = 0
+        async for _ in stream:
+            told += 1
+            time.sleep(0.005)  # the loop is busy, and a step takes less
+            assert stage.engine.steps <= told + 3 * AHEAD  # not heard of, heard of at once, and what was made meanwhile
+        assert told == 41
+        await stage.settled()
+
+    play(scene)
+
+
+def test_an_engine_whose_loop_has_gone_ends() -> None:
+    async def scene() -> Stage:
+        stage = Stage()
+        stage.engine.start()
+        stage.talk(generate([1], max_tokens=200))
+        return stage
+
+    loop = asyncio.new_event_loop()
+    stage = loop.run_until_complete(scene())
+    time.sleep(0.1)  # it waits for the loop
+    loop.close()
+    stage.engine._thread.join(10)
+    assert not stage.engine._thread.is_alive()
 
 
 def test_a_worker_at_rest_is_told_of() -> None:

@@ -18,7 +18,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from service.engine.stream import Link, Stream
+from service.engine.stream import Lead, Link, Stream
 from service.engine.turns import Turns
 from service.engine.worker import Answer, Ended, Observer, Step, Worker
 from service.errors import PolyheadError, Stopped, Unavailable
@@ -66,7 +66,7 @@ class Engine:
         self._observer, self._threads = observer, threads
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
         self._inbox: deque[Callable[[], None]] = deque()  # both threads
-        self._wake = threading.Event()
+        self._wake, self._lead = threading.Event(), Lead()  # both threads
         self._progress = perf_counter()  # both threads: the last sign of life while there is work
         self._stopping = False  # loop thread writes
         self._resting = False  # engine thread writes
@@ -139,10 +139,7 @@ class Engine:
         return cast(T, outcome)
 
     def breathe(self) -> None:
-        """To be called now and then by a long function on the engine thread, such as a load: the others get a turn.
-
-        Raises Stopped once the engine is to end.
-        """
+        """For long functions on the engine thread, such as a load: the others get a turn.  Stopped if it is to end."""
         self._read()
         self._turn()
         self._progress = perf_counter()
@@ -254,6 +251,7 @@ class Engine:
             ticket.receive(event)
 
     def _bring(self, worker: Worker, step: Step) -> None:
+        self._lead.give()
         report = step.report
         for adapter, link in self._links.get(worker, {}).items():
             own = report.running - sum(report.adapters.values())
@@ -334,12 +332,14 @@ class Engine:
         worker = self._turns.next(worker for worker in self._turns.parties() if worker.busy)
         if worker is None:
             return False
+        self._lead.take(self._loop)
         began = perf_counter()
         step = attempt(worker.step)
         self._progress = perf_counter()
         self._turns.charge(worker, self._progress - began)
         self.steps += 1
         if isinstance(step, Failure):
+            self._lead.give()
             self._fail_step(worker, step.error)
         else:
             self._failing -= {worker}

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from threading import Semaphore
 from time import perf_counter
 
 from service.engine.worker import Ended, Outcome, too_late
@@ -17,6 +18,25 @@ from service.errors import Expired, PolyheadError
 from service.request import Done, Event, Failed, Request, Task, Token
 
 MOST_UNREAD = 256  # events that may wait for their reader before no more of them are made
+AHEAD = 2  # steps that nobody has heard of: one is told of while another is computed
+PATIENCE_S = 1.0  # after which a loop that hears of nothing is asked whether it is still there
+
+
+class Lead:
+    """How far the engine is ahead of the event loop.  Where it computed on and on, whatever else the loop has to do
+    would wait behind all those answers, longer and longer."""
+
+    def __init__(self) -> None:
+        self._left = Semaphore(AHEAD)
+
+    def take(self, loop: asyncio.AbstractEventLoop) -> None:
+        """On the engine's thread, before a step: waits until the loop has heard of those before it, or is gone."""
+        while not self._left.acquire(timeout=PATIENCE_S) and not loop.is_closed():
+            pass
+
+    def give(self) -> None:
+        """A step was heard of, or there is nothing to hear."""
+        self._left.release()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
