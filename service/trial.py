@@ -1,11 +1,15 @@
 """Asking the compiler's process whether a grammar can be compiled, and ending it if it doesn't say so in time.
 
 Knows no model.  The one idea: a process that hangs, swells or falls over is ended, and another is started for the next.
+What is refused depends on the grammar, not on who else wants the machine: the limit is of processor time, and whom a
+busy machine gives none is asked to come again.
 """
 
 import json
+import math
 import os
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -13,10 +17,11 @@ from queue import SimpleQueue
 from typing import Any
 
 from service import compiler
-from service.errors import BadRequest
+from service.errors import BadRequest, Unavailable
 from service.grammar import Grammar
 
-SECONDS = 1.0  # of the clock: what takes longer is refused
+SECONDS = 1.0  # of a processor: what takes more is refused
+PATIENCE = 10.0  # seconds of the clock
 PROCESSES = 2  # so that one who has to be waited for holds up no other
 
 
@@ -32,11 +37,12 @@ class Trials:
     def written(self, grammar: Grammar, outline: dict[str, Any]) -> str:
         """The grammar as llguidance reads it, for a vocabulary of which `outline` says enough.
 
-        Raises BadRequest, naming the field and the place in it.  Any thread may call it.
+        Raises BadRequest, naming the field and the place in it; Unavailable if the machine is too busy to say.  Any
+        thread may call it.
         """
         trial = self._idle.get()
         try:
-            told = trial.ask({"kind": grammar.kind, "source": grammar.source} | outline)
+            told = trial.ask({"kind": grammar.kind, "source": grammar.source, "seconds": SECONDS} | outline)
         finally:
             self._idle.put(trial)
         if "grammar" not in told:
@@ -61,11 +67,15 @@ class Trial:
         process = self._process = self._process or started()
         try:
             line = exchanged(process, json.dumps(question).encode() + b"\n")
-        except (BrokenPipeError, TimeoutError) as problem:
+        except TimeoutError:
             self.end()
-            late = isinstance(problem, TimeoutError)
-            wrong = f"takes longer than {SECONDS:g} s to compile" if late else "takes too much memory to compile"
-            return {"wrong": f"is too complex: it {wrong}", "place": ""}
+            wrong = f"the machine is too busy to compile the answer's form: it had {PATIENCE:g} s"
+            raise Unavailable(wrong, retry_after=math.ceil(PATIENCE)) from None
+        except BrokenPipeError:
+            late = process.wait() == -signal.SIGPROF
+            self.end()
+            wrong = f"takes more than {SECONDS:g} s of a processor" if late else "takes too much memory"
+            return {"wrong": f"is too complex: it {wrong} to compile", "place": ""}
         told: dict[str, str] = json.loads(line)
         return told
 
@@ -96,7 +106,7 @@ def exchanged(process: subprocess.Popen[bytes], question: bytes) -> bytes:
     assert process.stdout is not None
     process.stdin.write(question)
     process.stdin.flush()
-    until, line = time.monotonic() + SECONDS, b""
+    until, line = time.monotonic() + PATIENCE, b""
     while not line.endswith(b"\n"):
         ready, _, _ = select.select([process.stdout], [], [], max(until - time.monotonic(), 0))
         if not ready:

@@ -3,10 +3,13 @@
 import gc
 import json
 import re
+import signal
+import subprocess
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -20,7 +23,7 @@ from models.tokenizer import Tokenizer
 from models.tokenizer.vocabulary import Vocabulary, sentence_pieces
 from service import guides as kept
 from service import trial
-from service.errors import BadRequest, TooComplex
+from service.errors import BadRequest, TooComplex, Unavailable
 from service.grammar import Grammar, Thinking
 from service.guide import Guide, Walk
 from service.guides import Guides
@@ -267,7 +270,7 @@ def test_what_takes_too_long_is_ended_and_the_next_is_compiled(talker: Model, mo
         {"allOf": [{"type": "integer", "multipleOf": prime} for prime in (2, 3, 5, 7, 11, 13, 17, 19, 23)]}
     )
     for _ in range(2):
-        with pytest.raises(BadRequest, match=r"is too complex: it takes longer than 0\.3 s to compile"):
+        with pytest.raises(BadRequest, match=r"is too complex: it takes more than 0\.3 s of a processor to compile"):
             guides.guide(talker, endless, None)
         monkeypatch.setattr(trial, "SECONDS", 5.0)
         assert guides.guide(talker, choice("yes", "no"), None) is not None
@@ -275,20 +278,64 @@ def test_what_takes_too_long_is_ended_and_the_next_is_compiled(talker: Model, mo
     guides.close()
 
 
+def test_a_grammar_is_not_refused_because_others_want_the_machine(
+    talker: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For longer than the grammar may take the compiler gets no processor."""
+    monkeypatch.setattr(trial, "SECONDS", 0.3)
+    monkeypatch.setattr(trial, "PROCESSES", 1)
+    guides = Guides()
+    process = begun(guides, talker)
+    process.send_signal(signal.SIGSTOP)
+    later = Timer(0.6, process.send_signal, [signal.SIGCONT])
+    later.start()
+    assert guides.guide(talker, choice("late"), None) is not None
+    guides.close()
+
+
+def test_a_machine_that_is_too_busy_says_so_and_not_that_the_grammar_is_wrong(
+    talker: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(trial, "PATIENCE", 0.2)
+    monkeypatch.setattr(trial, "PROCESSES", 1)
+    guides = Guides()
+    begun(guides, talker).send_signal(signal.SIGSTOP)
+    with pytest.raises(Unavailable, match=r"the machine is too busy to compile the answer's form: it had 0\.2 s"):
+        guides.guide(talker, choice("never"), None)
+    monkeypatch.setattr(trial, "PATIENCE", 10.0)
+    assert guides.guide(talker, choice("never"), None) is not None
+    guides.close()
+
+
+def begun(guides: Guides, talker: Model) -> "subprocess.Popen[bytes]":
+    """The one compiler there is, which has compiled something."""
+    guides.guide(talker, choice("first"), None)
+    [process] = [each._process for each in guides._trials._all]
+    assert process is not None
+    return process
+
+
 def test_a_compiler_that_was_ended_from_outside_is_started_again(
     talker: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(trial, "PROCESSES", 1)
     guides = Guides()
-    guides.guide(talker, choice("a"), None)
-    [process] = [each._process for each in guides._trials._all]
-    assert process is not None
+    process = begun(guides, talker)
     process.kill()
     process.wait()
     assert guides.guide(talker, choice("b"), None) is not None
     guides.close()
     [process] = [each._process for each in guides._trials._all]
     assert process is None
+
+
+def test_what_all_guides_of_a_model_need_is_made_before_one_is_asked_for(
+    guides: Guides, tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talker = model(tiny_generator, "talker", "generate")
+    guides.expect(talker)
+    monkeypatch.delattr(kept, "Lexicon")
+    assert guides.guide(talker, choice("a"), None) is not None
 
 
 def test_guides_are_kept_and_the_oldest_let_go(
