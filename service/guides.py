@@ -5,6 +5,7 @@ client wrote is tried in another process first (`service.trial`), where it can t
 """
 
 from collections import OrderedDict
+from contextlib import suppress
 from threading import Lock
 from weakref import WeakKeyDictionary
 
@@ -50,6 +51,11 @@ class Guides:
         kept = self._of(model)
         inner = self._compiled(kept, grammar) if grammar is not None else None
         return inner if thinking is None else Thoughtful(kept.lexicon, thinking, inner)
+
+    def expect(self, model: Model) -> None:
+        """Make now what any guide of a model needs, so that nobody waits for it who asks for one."""
+        with suppress(BadRequest):  # it cannot have any, as those will hear who ask
+            self._of(model)
 
     def close(self) -> None:
         self._trials.close()

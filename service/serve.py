@@ -111,6 +111,8 @@ def assemble(settings: Settings, settled: Callable[[Registry], None], executed: 
     async def load() -> None:
         await registry.load_all()
         settled(registry)
+        for model in registry.models():
+            text.expect(model)  # now: nobody is answered yet whom that could hold up
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:

@@ -77,6 +77,11 @@ class Text:
                 raise BadRequest(f"{field}: not together with a beam search, which nothing guides", param=field)
             return [replace(request, guide=guide) for request in requests] if guide else requests
 
+    def expect(self, model: Model) -> None:
+        """Its answers may be asked for in a form: what all forms need is made meanwhile."""
+        if model.task == "generate":
+            self._grammars.submit(self._guides.expect, model)
+
     async def check(self, model: Model, grammars: Sequence[Grammar], deadline: float) -> None:
         """Raises what is wrong with the first one that cannot be compiled."""
         with concerning(model):
