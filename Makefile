@@ -23,7 +23,9 @@ models: .venv/.core  ## fetch the quick-start models
 serve: .venv/.native  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
 	$(BIN)/polyhead serve --host $(HOST) --port $(PORT)
 
-test: lint types layers tests  ## everything CI runs
+# Two at a time: the types are checked on one core while most tests run on another.
+test: .venv/.dev .venv/.native  ## everything CI runs
+	@$(MAKE) --no-print-directory --jobs=2 lint layers types tests
 
 lint: .venv/.dev  ## ruff: rules and format
 	$(BIN)/ruff check .
