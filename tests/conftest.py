@@ -1,12 +1,14 @@
 """What tests share: tiny checkpoints, made once a session, read-only by agreement (copy a folder to break it)."""
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny networks gain nothing from threads, and lose much on shared cores
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # dozens of children import all of it: compiled once, not by each
 
 import checkpoints
 import pytest
@@ -14,6 +16,8 @@ import torch
 from crowd import Alone
 from edits import edited, with_tensors
 from processes import Faulted
+
+sys.dont_write_bytecode = False
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

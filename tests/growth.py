@@ -1,17 +1,20 @@
-"""What a served model really takes, as a child of tests: `python tests/growth.py WARM SOURCE SETTINGS` prints JSON.
+"""What a served model really takes, as a child of tests: answers a line of JSON, [WARM, SOURCE, SETTINGS], with one.
 
 WARM is a small checkpoint of the same kind, loaded and asked first: what the libraries take once is not counted.  The C
 library is told to keep nothing that is free: what is measured is what is needed.  The load is the worst there is: a
-full cache, every sequence drawn in the most costly way, and prompts as long as the context.
+full cache, every sequence drawn in the most costly way, and prompts as long as the context.  Each is measured in a
+process of its own, forked from one that has imported everything and done nothing.
 """
 
 import asyncio
 import ctypes
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 
@@ -45,7 +48,7 @@ def text(model: Model, length: int) -> tuple[int, ...]:
 
 def waves(model: Model, settings: Settings) -> list[list[Request]]:
     if model.task != "generate":
-        lengths = ([model.max_tokens] * 9, [dice.randrange(1, model.max_tokens + 1) for _ in range(40)])
+        lengths = ([model.max_tokens] * 9, [dice.randrange(1, model.max_tokens + 1) for _ in range(20)])
         return [[Encode("e", text(model, length)) for length in wave] for wave in lengths]
     shaped = Sampling(temperature=50, top_p=0.9, typical_p=0.9, repetition_penalty=1.1, bias=((3, 1.0),))
     beginning, short = text(model, model.max_tokens - 8), settings.cache_tokens // settings.max_running - 4
@@ -93,12 +96,26 @@ async def one_life(registry: Registry, source: str, settings: Settings) -> dict[
     return {"loading": loading - base, "peak": peak - base, "gone": resident("VmRSS") - base}
 
 
-def main(warm: str, source: str, given: str) -> None:
+def measure(warm: str, source: str, given: dict[str, Any]) -> None:
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, SMALLEST)
     torch.set_num_threads(1)
-    settings = Settings(device="cpu", **json.loads(given))
-    sys.stdout.write(json.dumps(asyncio.run(measured(warm, source, settings))))
+    settings = Settings(device="cpu", **given)
+    say(asyncio.run(measured(warm, source, settings)))
+
+
+def say(found: dict[str, float] | None) -> None:
+    sys.stdout.write(f"{json.dumps(found)}\n")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    for line in sys.stdin:
+        if (child := os.fork()) == 0:
+            measure(*json.loads(line))
+            return
+        if os.waitpid(child, 0)[1]:
+            say(None)
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()

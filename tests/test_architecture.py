@@ -89,8 +89,13 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text("utf-8"), filename=label(path))
 
 
+@cache
+def walked(path: Path) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(tree(path)))
+
+
 def nodes(path: Path, *kinds: type[ast.AST]) -> Iterator[ast.AST]:
-    return (node for node in ast.walk(tree(path)) if isinstance(node, kinds))
+    return (node for node in walked(path) if isinstance(node, kinds))
 
 
 def imported(node: ast.AST) -> list[str]:
@@ -274,7 +279,7 @@ def test_functions_have_no_get_prefix() -> None:
 def words_of(path: Path) -> Iterator[str]:
     """Identifiers and strings of a module; docstrings and comments are free to name anything."""
     docstrings = {id(node.value) for node in nodes(path, ast.Expr) if isinstance(node.value, ast.Constant)}
-    for node in ast.walk(tree(path)):
+    for node in walked(path):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.value
         for attribute in ("id", "attr", "name", "arg", "module", "asname"):
@@ -317,7 +322,7 @@ def runs_code(node: ast.AST) -> bool:
 
 @pytest.mark.parametrize("path", PRODUCT, ids=label)
 def test_nothing_in_a_checkpoint_is_run(path: Path) -> None:
-    assert not places(path, [node for node in ast.walk(tree(path)) if runs_code(node)])
+    assert not places(path, [node for node in walked(path) if runs_code(node)])
 
 
 @cache

@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -114,12 +114,28 @@ def middling_tagger(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return checkpoints.save(BertForTokenClassification(config), tokenizer, tmp_path_factory.mktemp("middling"))
 
 
-def grown(warm: Path, source: Path, given: dict[str, Any]) -> dict[str, float]:
-    command = [sys.executable, str(GROWTH), str(warm), str(source), json.dumps(given)]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert answer.returncode == 0, answer.stderr
-    found: dict[str, float] = json.loads(answer.stdout)
-    return found
+@pytest.fixture(scope="module")
+def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., dict[str, float]]]:
+    """What tests/growth.py says of a warm and a measured checkpoint and settings."""
+    log = tmp_path_factory.mktemp("growth") / "log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, str(GROWTH)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True
+        ) as child,
+    ):
+        assert child.stdin is not None
+        assert child.stdout is not None
+        asked, said = child.stdin, child.stdout
+
+        def ask(warm: Path, source: Path, given: dict[str, Any]) -> dict[str, float]:
+            asked.write(f"{json.dumps([str(warm), str(source), given])}\n")
+            asked.flush()
+            found: dict[str, float] | None = json.loads(said.readline() or "null")
+            assert found, log.read_text()
+            return found
+
+        yield ask
 
 
 @linux
@@ -136,7 +152,9 @@ def grown(warm: Path, source: Path, given: dict[str, Any]) -> dict[str, float]:
     ],
     ids=["generator", "bytes", "half", "encoder", "for each token", "words", "words by torch"],
 )
-def test_what_is_predicted_is_what_is_taken(request: pytest.FixtureRequest, kind: str, given: dict[str, Any]) -> None:
+def test_what_is_predicted_is_what_is_taken(
+    request: pytest.FixtureRequest, grown: Callable[..., dict[str, float]], kind: str, given: dict[str, Any]
+) -> None:
     """Within 20 %, at the worst load there is; and unloaded it is given back, but for a tenth."""
     source = request.getfixturevalue(f"middling_{kind}")
     model, known = described(source), settings(**given)
