@@ -3,7 +3,7 @@
     python -m benchmarks.sampling [--precision auto] [--rounds 40]
 
 A step of the server's own executor gives each of 32 sequences of prose its next token; right after it the same thread
-draws in one of these ways, with as many torch threads as the server has.  The ways take turns.
+draws in one of these ways, as the server does.  The ways take turns.
 """
 
 import argparse
@@ -28,9 +28,9 @@ from models.checkpoint.precision import suited
 from models.executor import Executor, Rows
 from models.native.plan import hollow
 from service import quickstart, settings
-from service.engine.sampler import sample
-from service.engine.shaping import Row, Shape, restrict, shape, shaped
-from service.executors import executor_of, prepare
+from service.engine.sampler import Ask, Sampler
+from service.engine.shaping import Shape, shaped
+from service.executors import executor_of, prepare, sampler_of
 from service.place import Precision, placed
 from service.request import Generate, Sampling
 from service.settings import Settings
@@ -46,6 +46,7 @@ class Way:
     name: str
     sampling: Sampling
     masks: Sequence[int] = ()
+    logprobs: int = -1
 
 
 def ways(words: int) -> list[Way]:
@@ -61,7 +62,7 @@ def ways(words: int) -> list[Way]:
     )
     json = [choice.choice((2, 10, 40_000)) for _ in range(SEQUENCES)]
     return [
-        Way("greedy", Sampling(temperature=0)),
+        Way("greedy, penalty of presence", Sampling(temperature=0, presence_penalty=0.5)),
         Way("temperature 1", Sampling()),
         Way("temperature 0.8", Sampling(temperature=0.8)),
         Way("top_p 0.9, temperature 0.8", Sampling(temperature=0.8, top_p=0.9)),
@@ -72,11 +73,13 @@ def ways(words: int) -> list[Way]:
         Way("penalties, bias, bad words, min_tokens, temperature 0.8", penalties),
         Way("grammar, temperature 1", Sampling(), json),
         Way("4,096 biased, temperature 1", Sampling(bias=tuple((token, -1.0) for token in range(4096)))),
+        Way("temperature 1, logprobs", Sampling(), logprobs=0),
+        Way("temperature 1, 5 top_logprobs", Sampling(), logprobs=5),
         Way("half of all words allowed, temperature 1", Sampling(allowed=tuple(range(0, words, 2)))),
     ]
 
 
-def opened(chosen: Settings) -> tuple[Checkpoint, Executor]:
+def opened(chosen: Settings) -> tuple[Checkpoint, Executor, Sampler]:
     """As the loader does it."""
     source = next(iter(chosen.models.values()))
     what = checkpoint.describe(source)
@@ -91,7 +94,8 @@ def opened(chosen: Settings) -> tuple[Checkpoint, Executor]:
         hollow(part)
 
     prepare(loaded, chosen)
-    return loaded, executor_of(loaded, chosen, SEQUENCES * -(-(CONTEXT + 1) // place.block_size), held)
+    blocks = SEQUENCES * -(-(CONTEXT + 1) // place.block_size)
+    return loaded, executor_of(loaded, chosen, blocks, held), sampler_of(place)
 
 
 def caught_up(run: Executor, tokens: list[int]) -> Rows:
@@ -106,27 +110,25 @@ def caught_up(run: Executor, tokens: list[int]) -> Rows:
     return Rows(last, [CONTEXT] * SEQUENCES, list(range(SEQUENCES + 1)), tables, list(range(SEQUENCES)))
 
 
-def drawing(way: Way, tokens: list[int], words: int) -> Callable[[Tensor, list[int] | None], list[int]]:
+def drawing(way: Way, tokens: list[int], words: int, sampler: Sampler) -> Callable[[Tensor], object]:
     """What the engine does between a step's logits and its tokens."""
     choice = Random(1)
-    request = Generate("", tuple(tokens[:CONTEXT]), 10**6, frozenset([STOP]), way.sampling)
+    request = Generate("", tuple(tokens[:CONTEXT]), 10**6, frozenset([STOP]), way.sampling, logprobs=way.logprobs)
     shapes = [Shape(request) for _ in range(SEQUENCES)]
     for one in shapes:
         for token in tokens[CONTEXT : CONTEXT + ANSWERED]:
             one.push(token)
-    rows: list[Row] = [(one if shaped(way.sampling) else None, ()) for one in shapes]
     bits = np.zeros((SEQUENCES, -(-words // 32) * 32), np.bool_)
     for row, count in zip(bits, way.masks, strict=False):
         row[choice.sample(range(words), count)] = True
     masks = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
-    room = torch.empty(SEQUENCES, words)
 
-    def draw(logits: Tensor, likeliest: list[int] | None) -> list[int]:
-        changed = shape(logits, rows, room)
-        if way.masks:
-            changed = restrict(changed, range(SEQUENCES), masks, room)
-        uniforms = [choice.random() for _ in rows]
-        return sample(changed, [way.sampling] * SEQUENCES, uniforms, likeliest if changed is logits else None)
+    def draw(logits: Tensor) -> object:
+        asks = []
+        for row, one in enumerate(shapes):
+            shape, guide = one.after(()) if shaped(way.sampling) else None, masks[row] if way.masks else None
+            asks.append(Ask(row, way.sampling, choice.random(), shape, guide, way.logprobs))
+        return sampler.draw(logits, asks)
 
     return draw
 
@@ -138,10 +140,11 @@ def main() -> None:
     options = parser.parse_args()
     folder = settings.default_model_dir()
     source = quickstart.sources(folder)["smollm2"]
-    loaded, run = opened(Settings(models={"smollm2": source}, precision=options.precision))
+    loaded, run, sampler = opened(Settings(models={"smollm2": source}, precision=options.precision))
     text = " ".join(documents(folder / "prose"))[: 8 * SEQUENCES * CONTEXT]
     tokens, words = list(loaded.tokenizer.encode(text).ids), loaded.config.vocab_size
-    draws = {way.name: drawing(way, tokens, words) for way in ways(words)}
+    draws = {way.name: drawing(way, tokens, words, sampler) for way in ways(words)}
+    draws = {"greedy": lambda _: run.likeliest, **draws}  # found within the step
     times: dict[str, list[float]] = defaultdict(list)
     with torch.inference_mode():
         step = caught_up(run, tokens)
@@ -149,9 +152,8 @@ def main() -> None:
             for name, draw in draws.items():
                 began = time.perf_counter()
                 logits = run.step(step)
-                likeliest = run.likeliest
                 computed = time.perf_counter()
-                draw(logits, likeliest)
+                draw(logits)
                 times[name].append(time.perf_counter() - computed)
                 times[""].append(computed - began)
     report(times)

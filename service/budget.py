@@ -22,7 +22,7 @@ from models.workspace import Largest, block_bytes, forward_bytes, gathered_bytes
 from service.engine.reading import reading_bytes
 from service.engine.sampler import drawing_bytes
 from service.errors import NoRoom
-from service.executors import kernel_for
+from service.executors import drawing_instructions, kernel_for
 from service.place import Place, placed
 from service.request import Task
 from service.settings import Settings
@@ -211,7 +211,7 @@ def read_bytes(model: Sized, largest: Largest) -> int:
 
 
 def drawn_bytes(model: Sized, largest: Largest, place: Place, before: int) -> int:
-    rows, sorts = min(largest.sequences, largest.rows), place.device.type != "cpu"
+    rows, sorts = min(largest.sequences, largest.rows), not drawing_instructions(place)
     return drawing_bytes(rows, model.config.vocab_size, before, sorts=sorts)
 
 

@@ -22,7 +22,7 @@ from service.engine.encoder import Encoder
 from service.engine.generator import Generator
 from service.engine.reading import Head
 from service.engine.worker import StepReport, Worker
-from service.executors import executor_of, prepare
+from service.executors import executor_of, prepare, sampler_of
 from service.place import placed
 from service.request import Done, Encode, Encoded, Event, Failed, Filled, Generate, Request, Sampling, Table, Token
 from service.settings import Settings
@@ -189,7 +189,7 @@ def generating(loaded: Checkpoint, settings: Settings, requests: Sequence[Reques
     needs = [len(request.tokens) + request.max_tokens for request in requests if isinstance(request, Generate)]
     waves = batches(len(needs))
     place = placed(settings)
-    size = place.block_size
+    size, sampler = place.block_size, sampler_of(place)
     roomy = executor_of(loaded, settings, sum(math.ceil(need / size) for need in needs))
     most = max(sum(needs[number] for number in wave) for wave in waves)
     fixed = place.instructions or place.kernel is not None  # the size of a block decides who attends
@@ -197,7 +197,12 @@ def generating(loaded: Checkpoint, settings: Settings, requests: Sequence[Reques
     tight = executor_of(loaded, small, math.ceil(max(*needs, most // SHARE) / placed(small).block_size))
 
     def worker(executor: Executor = roomy, **budgets: Any) -> Callable[[], Worker]:
-        return lambda: Generator(executor, model="verified", **budgets)
+        def made() -> Worker:
+            generator = Generator(executor, model="verified", **budgets)
+            generator.sampler = sampler
+            return generator
+
+        return made
 
     kept = worker()()  # finds what it has computed before
     yield Condition("alone", [[number] for number in range(len(needs))], worker(), nothing)

@@ -16,9 +16,12 @@ from models.graphs import InPlace
 from models.heads import LanguageHead
 from models.invariant import make_head_invariant, make_invariant, prove_kernel
 from models.native.executor import NativeExecutor
+from models.native.library import runnable
 from models.native.plan import Held, Precision
 from models.torch_executor import TorchExecutor
 from models.varlen import Kernel, suits
+from service.engine.compiled import Compiled
+from service.engine.sampler import Sampler, Sorted
 from service.place import Place, placed
 from service.settings import Settings
 
@@ -77,3 +80,13 @@ def executor_of(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: H
         instructions=place.instructions,
         held=held,
     )
+
+
+def drawing_instructions(place: Place) -> str:
+    """Of the compiled code that draws the tokens of what is computed there; empty: torch draws them."""
+    return next(iter(runnable()), "") if place.device.type == "cpu" else ""
+
+
+def sampler_of(place: Place) -> Sampler:
+    instructions = drawing_instructions(place)
+    return Compiled(instructions, place.threads) if instructions else Sorted()

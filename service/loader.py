@@ -34,7 +34,7 @@ from service.engine.generator import Generator
 from service.engine.reading import Head
 from service.engine.speculation import Speculation
 from service.engine.worker import Worker
-from service.executors import called, executor_of, prepare
+from service.executors import called, executor_of, prepare, sampler_of
 from service.model import Model
 from service.place import Place, placed, unable
 from service.request import Task
@@ -245,6 +245,7 @@ class Loader:
             sequence_budget=settings.max_running,
             prefill_chunk=settings.prefill_chunk,
         )
+        generator.sampler = sampler_of(placed(settings, loaded.suited, loaded.config))
         generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
 

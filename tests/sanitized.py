@@ -9,7 +9,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +26,10 @@ from models.native import executor as native
 from models.native import library, memory
 from models.native.plan import Packed, Precision
 from models.transformer import Transformer
+from service.engine.compiled import Compiled
+from service.engine.sampler import Ask
+from service.engine.shaping import Shape
+from service.request import Generate, Sampling
 
 LENGTHS = (1, 5, 16, 270)  # the last in two parts of attention
 ODD = {
@@ -34,6 +38,7 @@ ODD = {
 }
 FINE, BLOCKS, WIDE = 32, 24, 150  # WIDE: rows of which threads take panels
 TURN = count()
+WAYS = [Sampling(), Sampling(temperature=0), Sampling(top_k=3, top_p=0.5), Sampling(typical_p=0.5, top_p=0.9)]
 
 
 class Exact(native.NativeExecutor):
@@ -162,12 +167,27 @@ def spoil(instructions: str) -> int:
     return 2
 
 
+def draw(instructions: str) -> int:
+    """Rows of all kinds of lengths, drawn from in all ways."""
+    sampler, choice, steps = Compiled(instructions, 2), random.Random(3), 0
+    for words in (1, 31, 64, 257, 512):
+        logits = torch.randn(9, words)
+        bits = np.full(-(-words // 32), -2, np.int32)  # not the first
+        shaped = Sampling(allowed=tuple(range(0, words + 3, 2)), bias=((0, 2.0), (words - 1, -1.0), (words, 1.0)))
+        shape = Shape(Generate("", (1, 2), 5, sampling=shaped))
+        for way, logprobs, one, guide in product(WAYS, (-1, 0, 4, 1000), (None, shape), (None, bits)):
+            uniforms = [0.0, 1 - 2**-53, *(choice.random() for _ in range(7))]
+            sampler.draw(logits, [Ask(row, way, uniform, one, guide, logprobs) for row, uniform in enumerate(uniforms)])
+            steps += 1
+    return steps
+
+
 def main(folder: Path, instructions: str) -> None:
     torch.set_num_threads(1)
     memory.Memory.zeros = exact  # type: ignore[method-assign]
     native.mapped = exact_bytes
     library.LIBRARIES = folder
-    steps = multiply(instructions) + spoil(instructions)
+    steps = multiply(instructions) + spoil(instructions) + draw(instructions)
     steps += sum(generate(config, instructions) for config in (GENERATORS | ODD).values())
     steps += sum(encode(config, instructions) for config in ENCODERS.values())
     sys.stdout.write(f"{steps} steps\n")

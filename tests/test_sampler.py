@@ -1,6 +1,10 @@
-"""Sampling equals transformers' in distribution, is exact where it is greedy, and never depends on the batch."""
+"""Sampling equals transformers' in distribution, is exact where it is greedy, and never depends on the batch.
+
+By torch, which sorts, and by the compiled code of each instruction set that runs here.
+"""
 
 import random
+from functools import cache
 
 import pytest
 import torch
@@ -14,11 +18,25 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
+from models.native.library import runnable
 from service.engine import sampler
-from service.engine.sampler import draw_sorted, finite, sample, score
+from service.engine.compiled import Compiled
+from service.engine.sampler import Ask, Sampler, Sorted, finite, score
 from service.request import Sampling
 
 DRAWS = 1000
+MEANS = ["torch", *runnable()]
+by_all = pytest.mark.parametrize("means", MEANS)
+
+
+@cache
+def sampler_by(means: str) -> Sampler:
+    return Sorted() if means == "torch" else Compiled(means, 2)
+
+
+def sample(logits: Tensor, samplings: list[Sampling], uniforms: list[float], means: str) -> list[int]:
+    asks = [Ask(row, way, uniform) for row, (way, uniform) in enumerate(zip(samplings, uniforms, strict=True))]
+    return [token for token, _ in sampler_by(means).draw(logits, asks)]
 
 
 def reference(logits: Tensor, sampling: Sampling) -> Tensor:
@@ -36,9 +54,10 @@ def reference(logits: Tensor, sampling: Sampling) -> Tensor:
     return scores.softmax(dim=-1)[0]
 
 
-def drawn(logits: Tensor, sampling: Sampling, draws: int = DRAWS) -> Tensor:
+def drawn(logits: Tensor, sampling: Sampling, means: str, draws: int = DRAWS) -> Tensor:
     """The distribution [V] drawn from, with evenly spread uniforms."""
-    return shares(sample(logits.expand(draws, -1), [sampling] * draws, spread(draws)), len(logits))
+    asks = [Ask(0, sampling, uniform) for uniform in spread(draws)]
+    return shares([token for token, _ in sampler_by(means).draw(logits[None], asks)], len(logits))
 
 
 def spread(draws: int) -> list[float]:
@@ -83,23 +102,22 @@ def close(found: Tensor, wanted: Tensor, draws: int = DRAWS) -> bool:
 def test_the_distribution_is_that_of_transformers(words: int, sampling: Sampling) -> None:
     logits = torch.randn(words, generator=torch.Generator().manual_seed(words)) * 2
     wanted = reference(logits, sampling)
-    found = drawn(logits, sampling)
-    assert close(found, wanted)
-    if sampling.top_k + sampling.min_p == 0 and sampling.top_p == sampling.typical_p == 1:
-        assert float((found - wanted).abs().max()) <= 2 / DRAWS
-    assert not found[wanted == 0].any(), "a word that was cut off"
-    assert found[wanted > 0.02].all(), "one that was not"
-    together = shares(draw_sorted(logits.expand(DRAWS, -1), [sampling] * DRAWS, spread(DRAWS)), words)
-    assert float((together - wanted).abs().max()) <= 2 / DRAWS, "as other devices draw"
+    for means in MEANS:
+        found = drawn(logits, sampling, means)
+        assert close(found, wanted)
+        if means == "torch" or sampling.top_p == sampling.typical_p == 1:  # nothing is drawn again
+            assert float((found - wanted).abs().max()) <= 2 / DRAWS
+        assert not found[wanted == 0].any(), "a word that was cut off"
+        assert found[wanted > 0.02].all(), "one that was not"
 
 
-def test_words_as_likely_as_the_last_of_top_k_stay() -> None:
+@by_all
+def test_words_as_likely_as_the_last_of_top_k_stay(means: str) -> None:
     logits = torch.tensor([3.0, 1.0, 2.0, 2.0, 2.0, 0.0])
     wanted = reference(logits, Sampling(top_k=2))
     assert (wanted > 0).sum() == 4
-    assert close(drawn(logits, Sampling(top_k=2)), wanted)
-    flat = torch.zeros(300)
-    assert len(set(sample(flat.expand(600, -1), [Sampling(top_k=2)] * 600, [i / 600 for i in range(600)]))) == 300
+    assert close(drawn(logits, Sampling(top_k=2), means), wanted)
+    assert (drawn(torch.zeros(300), Sampling(top_k=2), means, 600) > 0).all()
 
 
 @pytest.mark.parametrize("words", [1000, 16384, 20_001])
@@ -115,31 +133,35 @@ def test_top_is_topk(words: int, count: int) -> None:
     assert all(len(set(row)) == count for row in flat.tolist()), "a column twice"
 
 
+@by_all
 @pytest.mark.parametrize("words", [1, 2, 63, 64, 65, 1000])
-def test_greedy_is_the_first_of_the_largest(words: int) -> None:
+def test_greedy_is_the_first_of_the_largest(words: int, means: str) -> None:
     logits = torch.randint(0, 4, (50, words), generator=torch.Generator().manual_seed(words)).float()
-    tokens = sample(logits, [Sampling(temperature=0)] * 50, [0.0] * 50)
+    tokens = sample(logits, [Sampling(temperature=0)] * 50, [0.0] * 50, means)
     assert tokens == [row.index(max(row)) for row in logits.tolist()]
     assert tokens == logits.argmax(dim=1).tolist()
 
 
-def test_the_ends_of_the_unit_interval_draw_no_impossible_word() -> None:
+@by_all
+def test_the_ends_of_the_unit_interval_draw_no_impossible_word(means: str) -> None:
     logits = torch.full((1, 600), -200.0)
     logits[0, 17] = 0.0
     samplings = [Sampling(), Sampling(top_p=0.5), Sampling(min_p=0.1), Sampling(top_k=3), Sampling(top_p=0.0)]
     for sampling in samplings:
         for uniform in (0.0, 1 - 2**-53, 0.5):
-            assert sample(logits, [sampling], [uniform]) == [17]
+            assert sample(logits, [sampling], [uniform], means) == [17]
 
 
-def test_a_temperature_near_zero_is_finite() -> None:
+@by_all
+def test_a_temperature_near_zero_is_finite(means: str) -> None:
     logits = torch.tensor([[1.0, 500.0, 499.0]])
     for temperature in (1e-3, 1e-8, 1e-300):
-        assert sample(logits, [Sampling(temperature=temperature)], [0.999]) == [1]
-        assert sample(logits, [Sampling(temperature=temperature, top_p=0.9)], [0.999]) == [1]
+        assert sample(logits, [Sampling(temperature=temperature)], [0.999], means) == [1]
+        assert sample(logits, [Sampling(temperature=temperature, top_p=0.9)], [0.999], means) == [1]
 
 
-def test_a_row_is_drawn_as_if_it_were_alone() -> None:
+@by_all
+def test_a_row_is_drawn_as_if_it_were_alone(means: str) -> None:
     choice = random.Random(0)
     logits = torch.randn(64, 3000, generator=torch.Generator().manual_seed(0)) * 3
     samplings = [
@@ -153,8 +175,10 @@ def test_a_row_is_drawn_as_if_it_were_alone() -> None:
         for _ in range(64)
     ]
     uniforms = [choice.random() for _ in range(64)]
-    together = sample(logits, samplings, uniforms)
-    alone = [sample(logits[row : row + 1], samplings[row : row + 1], uniforms[row : row + 1])[0] for row in range(64)]
+    together = sample(logits, samplings, uniforms, means)
+    alone = [
+        sample(logits[row : row + 1], samplings[row : row + 1], uniforms[row : row + 1], means)[0] for row in range(64)
+    ]
     assert together == alone
     assert len(set(together)) > 20
 
@@ -194,7 +218,8 @@ def test_finite_finds_the_rows_that_are_not(bad: float) -> None:
     assert finite(torch.empty(0, 10)) == []
 
 
-def test_where_few_words_may_come_one_of_them_does() -> None:
+@by_all
+def test_where_few_words_may_come_one_of_them_does(means: str) -> None:
     """As a grammar leaves it: minus infinity nearly everywhere, in every way of drawing."""
     choice = random.Random(0)
     ways = [Sampling(temperature=t, **how) for t in (0, 0.1, 0.7, 1) for how in HOW]  # type: ignore[arg-type]
@@ -203,11 +228,8 @@ def test_where_few_words_may_come_one_of_them_does() -> None:
     for row, words in zip(logits, allowed, strict=True):
         row[words] = torch.randn(len(words)) * 3 - 40
     for uniform in (0.0, 0.4, 1 - 2**-53):
-        tokens = sample(logits, ways, [uniform] * len(ways))
+        tokens = sample(logits, ways, [uniform] * len(ways), means)
         assert all(token in words for token, words in zip(tokens, allowed, strict=True))
-        drawn = [row for row, way in enumerate(ways) if way.temperature]
-        tokens = draw_sorted(logits[drawn], [ways[row] for row in drawn], [uniform] * len(drawn))
-        assert all(token in allowed[row] for row, token in zip(drawn, tokens, strict=True))
 
 
 HOW: list[dict[str, float]] = [
@@ -221,36 +243,57 @@ HOW: list[dict[str, float]] = [
 ]
 
 
-def test_where_no_word_may_come_none_does_and_the_neighbours_are_drawn() -> None:
+@by_all
+def test_where_no_word_may_come_none_does_and_the_neighbours_are_drawn(means: str) -> None:
     ways = [Sampling(temperature=t, **how) for t in (0, 0.1, 1) for how in HOW]  # type: ignore[arg-type]
     logits = torch.randn(2 * len(ways), 700, generator=torch.Generator().manual_seed(0))
     logits[::2] = float("-inf")
     both = [way for way in ways for _ in range(2)]
-    tokens = sample(logits, both, [0.3] * len(both))
+    tokens = sample(logits, both, [0.3] * len(both), means)
     assert tokens[::2] == [-1] * len(ways)
-    assert tokens[1::2] == sample(logits[1::2], ways, [0.3] * len(ways))
-    warm = [row for row, way in enumerate(both) if way.temperature]
-    sorted_ = draw_sorted(logits[warm], [both[row] for row in warm], [0.3] * len(warm))
-    assert sorted_[::2] == [-1] * (len(warm) // 2)
-    assert -1 not in sorted_[1::2]
+    assert tokens[1::2] == sample(logits[1::2], ways, [0.3] * len(ways), means)
+    assert -1 not in tokens[1::2]
 
 
+@by_all
 @pytest.mark.parametrize("far", [-400.0, 90.0, 4000.0])
-def test_logits_may_be_anywhere(far: float) -> None:
+def test_logits_may_be_anywhere(far: float, means: str) -> None:
     logits = torch.randn(300, generator=torch.Generator().manual_seed(0))
     for how in HOW:
         sampling = Sampling(**how)  # type: ignore[arg-type]
-        assert close(drawn(logits + far, sampling, 300), reference(logits + far, sampling), 300)
+        assert close(drawn(logits + far, sampling, means, 300), reference(logits + far, sampling), 300)
 
 
-def test_of_equals_typical_and_top_p_keep_all_or_enough() -> None:
-    flat = torch.zeros(64)
-    assert len(set(sample(flat.expand(640, -1), [Sampling(typical_p=0.1)] * 640, spread(640)))) == 64
-    assert len(set(sample(flat.expand(640, -1), [Sampling(top_p=0.1)] * 640, spread(640)))) == 64
+@pytest.mark.parametrize("means", runnable())
+def test_of_equals_typical_and_top_p_keep_all(means: str) -> None:
+    for sampling in (Sampling(typical_p=0.1), Sampling(top_p=0.1), Sampling(top_p=0.5, typical_p=0.5)):
+        assert (drawn(torch.zeros(64), sampling, means, 640) > 0).all()
 
 
-def test_what_is_likeliest_need_not_be_looked_for_where_it_is_known() -> None:
-    logits = torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
-    greedy, warm = Sampling(temperature=0), Sampling()
-    samplings, uniforms = [greedy, greedy, warm, warm], [0.5] * 4
-    assert sample(logits, samplings, uniforms, [7, -1, 7, -1]) == [7, *sample(logits, samplings, uniforms)[1:]]
+@by_all
+def test_rows_may_be_asked_in_any_order_and_lie_apart(means: str) -> None:
+    """As the executor has them: a row has room behind it, and answers that begin together share one."""
+    whole = torch.randn(5, 800, generator=torch.Generator().manual_seed(0)) * 3
+    logits, rows = whole[:, :700], [3, 3, 0, 4, 4, 4, 1]
+    asks = [Ask(row, Sampling(top_p=0.9), 0.1 + number / 10, logprobs=3) for number, row in enumerate(rows)]
+    alone = [sampler_by(means).draw(logits[ask.row].clone()[None], [ask._replace(row=0)])[0] for ask in asks]
+    assert sampler_by(means).draw(logits, asks) == alone
+
+
+@pytest.mark.parametrize("means", runnable())
+@pytest.mark.parametrize("words", [40, 700, 49_152])
+def test_compiled_scores_are_those_of_torch(words: int, means: str) -> None:
+    choice = random.Random(0)
+    logits = (torch.randn(30, words, generator=torch.Generator().manual_seed(0)) * 3).to(torch.bfloat16).float()
+    counts = [choice.choice([-1, 0, 1, 5, 20, 1000]) for _ in range(30)]
+    ways = [Sampling(temperature=choice.choice([0, 0.5, 1.0]), top_k=choice.choice([0, 9])) for _ in counts]
+    asks = [Ask(row, way, choice.random(), logprobs=counts[row]) for row, way in enumerate(ways)]
+    found = sampler_by(means).draw(logits, asks)
+    wanted = score(logits, [token for token, _ in found], counts)
+    for row, ((token, (value, tops)), (right, theirs)) in enumerate(zip(found, wanted, strict=True)):
+        assert value == pytest.approx(right, abs=2e-6)
+        assert len(tops) == len(theirs)
+        assert [one for _, one in tops] == pytest.approx([one for _, one in theirs], abs=2e-6)
+        ranks = [(-float(logits[row, word]), word) for word, _ in tops]
+        assert ranks == sorted(ranks), "the likeliest first, of equals the first"
+        assert 0 <= token < words

@@ -3,8 +3,10 @@
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +20,9 @@ from transformers import (
     SequenceBiasLogitsProcessor,
 )
 
+from models.native.library import runnable
+from service.engine.compiled import Compiled
+from service.engine.sampler import Ask
 from service.engine.shaping import Shape, restrict, shape, shaped
 from service.request import Generate, Sampling
 
@@ -83,7 +88,7 @@ def test_a_row_is_what_transformers_makes_of_it(
 ) -> None:
     prompt, answer = history
     request, logits = asked(sampling, prompt, stop), random_logits(1)
-    found = shape(logits, [(after(request, answer), ())])[0]
+    found = shape(logits, [after(request, answer).after(())])[0]
     if found.isneginf().all():  # transformers would let come what may not
         free = replace(request, sampling=replace(sampling, allowed=()))
         assert reference(logits[0], free, answer)[list(sampling.allowed)].isneginf().all()
@@ -100,12 +105,12 @@ def test_drafts_count_as_if_they_had_come(
 ) -> None:
     prompt, answer = history
     request, logits = asked(sampling, prompt, stop), random_logits(1)
-    pushed = shape(logits, [(after(request, answer), ())])
+    pushed = shape(logits, [after(request, answer).after(())])
     waiting = after(request, answer[:cut])
-    assert torch.equal(shape(logits, [(waiting, tuple(answer[cut:]))]), pushed)
+    assert torch.equal(shape(logits, [waiting.after(tuple(answer[cut:]))]), pushed)
     for token in answer[cut:]:
         waiting.push(token)
-    assert torch.equal(shape(logits, [(waiting, ())]), pushed), "and leave nothing behind"
+    assert torch.equal(shape(logits, [waiting.after(())]), pushed), "and leave nothing behind"
 
 
 @settings(max_examples=50, deadline=None)
@@ -116,17 +121,17 @@ def test_a_row_is_shaped_as_if_it_were_alone(
     logits = random_logits(len(rows))
     before = logits.clone()
     shapes = [after(asked(s, prompt, stop), answer) if some else None for s, (prompt, answer), stop, some in rows]
-    together = shape(logits, [(one, ()) for one in shapes])
+    together = shape(logits, [one and one.after(()) for one in shapes])
     assert torch.equal(logits, before), "they are read again"
     for row, one in enumerate(shapes):
-        assert torch.equal(together[row], shape(logits[row : row + 1], [(one, ())])[0])
+        assert torch.equal(together[row], shape(logits[row : row + 1], [one and one.after(())])[0])
         assert one is not None or torch.equal(together[row], before[row])
 
 
 def test_where_nothing_is_asked_nothing_is_copied() -> None:
     logits = random_logits(3)
-    assert shape(logits, [(None, ())] * 3) is logits
-    assert restrict(logits, [], np.empty((0, 2), np.int32)) is logits
+    assert shape(logits, [None] * 3) is logits
+    assert restrict(logits, {}) is logits
 
 
 def test_a_large_vocabulary_and_long_lists() -> None:
@@ -140,7 +145,7 @@ def test_a_large_vocabulary_and_long_lists() -> None:
     prompt, answer = choice.choices(range(words), k=1000), choice.choices(range(words), k=1000)
     logits = random_logits(len(ways), words)
     requests = [asked(way, prompt, frozenset([2])) for way in ways]
-    found = shape(logits, [(after(request, answer), ()) for request in requests])
+    found = shape(logits, [after(request, answer).after(()) for request in requests])
     for row, request in enumerate(requests):
         torch.testing.assert_close(found[row], reference(logits[row], request, answer), rtol=1e-5, atol=1e-5)
 
@@ -150,7 +155,7 @@ def test_tokens_that_the_model_does_not_have_change_nothing() -> None:
     way = Sampling(
         bias=((WORDS, 3.0), (1, 1.0)), banned=((WORDS + 1,), (3, WORDS)), allowed=(*range(9), 99), min_tokens=5
     )
-    found = shape(logits, [(Shape(asked(way, [3], frozenset([WORDS + 2]))), ()), (None, ())])
+    found = shape(logits, [Shape(asked(way, [3], frozenset([WORDS + 2]))).after(()), None])
     assert torch.equal(found[1], logits[1])
     assert torch.equal(found[0, :9], logits[0, :9] + torch.eye(9)[1])
 
@@ -158,7 +163,7 @@ def test_tokens_that_the_model_does_not_have_change_nothing() -> None:
 def test_a_row_of_which_nothing_is_left_is_told_from_its_neighbours() -> None:
     logits = random_logits(2)
     one = Shape(asked(Sampling(allowed=(3,), banned=((3,),)), [1]))
-    found = shape(logits, [(one, ()), (None, ())])
+    found = shape(logits, [one.after(()), None])
     assert found[0].isneginf().all()
     assert torch.equal(found[1], logits[1])
 
@@ -171,20 +176,19 @@ def test_only_rows_that_are_restricted_lose_the_words_whose_bits_are_zero() -> N
         bits[:, :words] = chosen.numpy()
         bits[:, words:] = True  # of no word
         packed = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
-        for told in (packed, torch.from_numpy(packed)):
-            found = restrict(logits, [2, 0], told)
-            assert torch.equal(logits, before)
-            assert torch.equal(found[[1, 3]], logits[[1, 3]])
-            assert torch.equal(found[[2, 0]], logits[[2, 0]].masked_fill(~chosen, float("-inf")))
+        found = restrict(logits, {2: packed[0], 0: packed[1]})
+        assert torch.equal(logits, before)
+        assert torch.equal(found[[1, 3]], logits[[1, 3]])
+        assert torch.equal(found[[2, 0]], logits[[2, 0]].masked_fill(~chosen, float("-inf")))
 
 
 def test_a_buffer_is_used_again() -> None:
     logits, room = random_logits(2), torch.empty(2, WORDS)
     before, one = logits.clone(), Shape(asked(Sampling(bias=((1, 2.0),)), [1]))
-    found = restrict(shape(logits, [(one, ()), (None, ())], room), [1], np.array([[1, 0]], np.int32), room)
+    found = restrict(shape(logits, [one.after(()), None], room), {1: np.array([1, 0], np.int32)}, room)
     assert found.data_ptr() == room.data_ptr()
     assert torch.equal(logits, before)
-    assert torch.equal(found[0], shape(logits, [(one, ()), (None, ())])[0])
+    assert torch.equal(found[0], shape(logits, [one.after(()), None])[0])
     assert found[1].isneginf().sum() == WORDS - 1
 
 
@@ -194,5 +198,34 @@ def test_a_fork_goes_its_own_way() -> None:
     one = after(request, [1, 2])
     other = one.fork()
     other.push(9)
-    assert torch.equal(shape(logits, [(one, ())]), shape(logits, [(after(request, [1, 2]), ())]))
-    assert torch.equal(shape(logits, [(other, ())]), shape(logits, [(after(request, [1, 2, 9]), ())]))
+    assert torch.equal(shape(logits, [one.after(())]), shape(logits, [after(request, [1, 2]).after(())]))
+    assert torch.equal(shape(logits, [other.after(())]), shape(logits, [after(request, [1, 2, 9]).after(())]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(samplings, histories, stops, st.integers(0, 2**WORDS - 1), st.sampled_from(runnable()))
+def test_compiled_code_shapes_and_restricts_as_torch_does(
+    sampling: Sampling, history: tuple[list[int], list[int]], stop: frozenset[int], chosen: int, means: str
+) -> None:
+    """What it makes of a row is seen by what it draws: each word as often as it is likely."""
+    prompt, answer = history
+    one, logits = after(asked(sampling, prompt, stop), answer).after(()), random_logits(1)
+    words = np.array([chosen % 2**32, chosen >> 32], np.uint32).view(np.int32)
+    for guide in (None, words):
+        wanted = restrict(shape(logits, [one]), {} if guide is None else {0: guide})[0]
+        way = replace(sampling, temperature=9.0)
+        asks = [Ask(0, way, (number + 0.5) / 400, one, guide) for number in range(400)]
+        tokens = [token for token, _ in compiled(means).draw(logits, asks)]
+        if wanted.isneginf().all():
+            assert set(tokens) == {-1}
+            continue
+        shares = torch.bincount(torch.tensor(tokens), minlength=WORDS) / 400
+        assert float((shares - (wanted / 9).softmax(dim=0)).abs().max()) <= 2 / 400
+        greedy = Ask(0, replace(sampling, temperature=0.0), 0.5, one, guide)
+        token = compiled(means).draw(logits, [greedy])[0][0]
+        assert float(wanted[token]) == pytest.approx(float(wanted.max()), rel=1e-6)
+
+
+@cache
+def compiled(means: str) -> Compiled:
+    return Compiled(means, 1)

@@ -1,11 +1,11 @@
 """The compiled library, as C sees it: which one this processor can run, its structures and its functions.
 
-Knows no network.  The structures mirror src/step.cpp and src/gemm.hpp: a library that was made of other sources than
-these is refused, and the sizes of the structures are compared.
+Knows no network.  The structures mirror those of src/: a library that was made of other sources than these is refused,
+and the sizes of the structures are compared.
 """
 
 import ctypes
-from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -87,6 +87,19 @@ class Rows(Structure):
     )
 
 
+class Draw(Structure):
+    _fields_ = (
+        *((name, c_void_p) for name in ("logits", "changed", "changes", "allowed", "guided", "tops", "top_values")),
+        ("uniform", c_double),
+        *((name, c_int32) for name in ("words", "changed_count", "stride", "top_k")),
+        *((name, c_float) for name in ("temperature", "top_p", "min_p", "typical_p")),
+        ("scored", c_int32),
+        ("word", c_int32),
+        ("value", c_float),
+        ("unused", c_int32),
+    )
+
+
 def runnable() -> list[str]:
     """Which instruction sets this processor has and a library is there for, from the fastest."""
     try:
@@ -116,7 +129,7 @@ def fastest() -> ctypes.CDLL | None:
 def opened(path: Path) -> ctypes.CDLL:
     """Raises OSError if there is none, or it was made from other sources."""
     loaded = ctypes.CDLL(str(path))
-    for which, mirror in enumerate((Plan, Layer, Linear, Rows, LowRank)):
+    for which, mirror in enumerate((Plan, Layer, Linear, Rows, LowRank, Draw)):
         if loaded.polyhead_sizes(which) != ctypes.sizeof(mirror):
             raise OSError(f"{path} does not fit: it was compiled from other sources")
     loaded.polyhead_open.restype = c_void_p
@@ -129,4 +142,8 @@ def opened(path: Path) -> ctypes.CDLL:
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]
     loaded.polyhead_pack.argtypes = [c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p]
     loaded.polyhead_decode.argtypes = [c_int, c_void_p, c_int64, c_void_p]
+    loaded.polyhead_open_drawer.restype = c_void_p
+    loaded.polyhead_open_drawer.argtypes = [c_int]
+    loaded.polyhead_close_drawer.argtypes = [c_void_p]
+    loaded.polyhead_draw.argtypes = [c_void_p, POINTER(Draw), c_int]
     return loaded

@@ -17,10 +17,10 @@ from torch import Tensor
 
 from models.executor import Rows
 from service.engine.beams import Turn
-from service.engine.sampler import Scored, sample, score
+from service.engine.sampler import UNSCORED, Ask, Sampler, Scored, score
 from service.engine.scheduler import Chunk, rows_wanted
 from service.engine.scheduler import Sequence as Queued
-from service.engine.shaping import restrict, shape
+from service.engine.shaping import shape
 from service.engine.talk import Talk
 from service.errors import PolyheadError
 
@@ -86,6 +86,16 @@ class Draw:
         request = self.talk.request
         return not request.sampling.temperature and request.logprobs < 0 and not (self.talk.shape or self.talk.walk)
 
+    def ask(self, masks: "Masks") -> Ask:
+        talk, request = self.talk, self.talk.request
+        shape = None if talk.shape is None else talk.shape.after(self.ahead)
+        words = masks.words[masks.row_of[talk]] if talk in masks.row_of else None
+        return Ask(self.row, request.sampling, talk.uniform(len(self.ahead)), shape, words, request.logprobs)
+
+    def after(self, token: int) -> "Draw":
+        """The next, once the first of the draft has come."""
+        return Draw(self.talk, self.row + 1, self.draft[1:], (*self.ahead, token))
+
 
 @dataclass(frozen=True, slots=True)
 class Masks:
@@ -148,34 +158,22 @@ def draws(slices: Sequence[Slice], masks: Masks) -> list[Draw]:
     ]
 
 
-class Room:
-    """For logits that are changed before they are drawn from, kept from step to step: fresh memory costs more."""
-
-    def __init__(self) -> None:
-        self._kept = torch.empty(0)
-
-    def of(self, logits: Tensor) -> Tensor:
-        """Of the same shape."""
-        if self._kept.numel() < logits.numel() or self._kept.device != logits.device:
-            self._kept = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
-        return self._kept[: logits.numel()].view(logits.shape)
-
-
 def drawn(
-    logits: Tensor, slices: Sequence[Slice], likeliest: Sequence[int] | None, masks: Masks, room: Room
+    logits: Tensor, slices: Sequence[Slice], likeliest: Sequence[int] | None, masks: Masks, sampler: Sampler
 ) -> dict[Talk, list[tuple[int, Scored]]]:
-    """What everybody says: a token, and another one as long as the draft before it is right, so none is in vain."""
+    """What everybody says: a token, and another one as long as the draft before it is right, so none is in vain.
+
+    `likeliest` is of each row of `logits`.
+    """
     said: dict[Talk, list[tuple[int, Scored]]] = {}
     going = draws(slices, masks)
     while going:
-        tokens = draw(logits, going, likeliest, masks, room)
-        for one, token in zip(going, tokens, strict=True):
-            said.setdefault(one.talk, []).append(token)
-        going = [
-            Draw(one.talk, one.row + 1, one.draft[1:], (*one.ahead, token))
-            for one, (token, _) in zip(going, tokens, strict=True)
-            if one.draft[:1] == (token,)
-        ]
+        known = [-1 if likeliest is None or not one.obvious else likeliest[one.row] for one in going]
+        asks = [one.ask(masks) for one, token in zip(going, known, strict=True) if token < 0]
+        found = iter(sampler.draw(logits, asks) if asks else ())
+        for one, token in zip(going, known, strict=True):
+            said.setdefault(one.talk, []).append((token, UNSCORED) if token >= 0 else next(found))
+        going = [one.after(token) for one in going if (token := said[one.talk][-1][0]) in one.draft[:1]]
     return said
 
 
@@ -221,38 +219,5 @@ def turn(talk: Talk, known: Mapping[Queued, Tensor]) -> Turn | None:
     if len(found) < len(rows):
         return None
     logits = torch.stack(found)
-    return search.turn(logits, shape(logits.log_softmax(dim=-1), [(talk.shape, said) for said in search.said]))
-
-
-def draw(
-    logits: Tensor, draws: Sequence[Draw], likeliest: Sequence[int] | None, masks: Masks, room: Room
-) -> list[tuple[int, Scored]]:
-    """A token for each, and its log-probability where that was asked for.  `likeliest` is of each row of `logits`."""
-    obvious = [likeliest is not None and draw.obvious for draw in draws]
-    others = [draw for draw, known in zip(draws, obvious, strict=True) if not known]
-    tokens = iter(draw_from(logits, others, likeliest, masks, room))
-    return [
-        (likeliest[draw.row], (0.0, ())) if likeliest is not None and known else next(tokens)
-        for draw, known in zip(draws, obvious, strict=True)
-    ]
-
-
-def draw_from(
-    logits: Tensor, draws: Sequence[Draw], likeliest: Sequence[int] | None, masks: Masks, room: Room
-) -> list[tuple[int, Scored]]:
-    """The same, by a look at the logits."""
-    if not draws:
-        return []
-    rows = [draw.row for draw in draws]
-    if rows != list(range(len(logits))):
-        logits, likeliest = logits[rows], None if likeliest is None else [likeliest[row] for row in rows]
-    shaped = shape(logits, [(draw.talk.shape, draw.ahead) for draw in draws], room.of(logits))
-    guided = [place for place, draw in enumerate(draws) if draw.talk in masks.row_of]
-    if guided:
-        words = masks.words[[masks.row_of[draws[place].talk] for place in guided]]
-        shaped = restrict(shaped, guided, words, room.of(logits))
-    uniforms = [draw.talk.uniform(len(draw.ahead)) for draw in draws]
-    samplings = [draw.talk.request.sampling for draw in draws]
-    tokens = sample(shaped, samplings, uniforms, likeliest if shaped is logits else None)
-    scores = score(logits, tokens, [draw.talk.request.logprobs for draw in draws])
-    return list(zip(tokens, scores, strict=True))
+    shapes = [talk.shape and talk.shape.after(said) for said in search.said]
+    return search.turn(logits, shape(logits.log_softmax(dim=-1), shapes))

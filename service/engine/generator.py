@@ -21,7 +21,6 @@ from service.engine.blocks import Blocks, Copy
 from service.engine.company import Company
 from service.engine.drawing import (
     Masking,
-    Room,
     Slice,
     drawn,
     guided,
@@ -31,7 +30,7 @@ from service.engine.drawing import (
     spoiled_of,
     turns,
 )
-from service.engine.sampler import Scored, finite
+from service.engine.sampler import UNSCORED, Sampler, Scored, Sorted, finite
 from service.engine.scheduler import Chunk, Plan, Scheduler, Sequence
 from service.engine.speculation import Speculation, Wish
 from service.engine.talk import Talk, Times
@@ -41,7 +40,6 @@ from service.errors import BadRequest, PolyheadError, StepFailed
 from service.request import Done, Failed, Generate, Prompted, Request, Sampling, Task, Token
 
 NOTHING = Plan([], 0, 0, [])
-UNSCORED: Scored = (0.0, ())
 NONE_LEFT = "no token is left that may come next: what must, and what must not, leaves none"
 
 
@@ -73,7 +71,8 @@ class Generator:
         self._plan = NOTHING  # of the step in progress
         self._copies: list[Copy] = []  # to be made before anything is computed
         self.speculation = Speculation(0, token_budget)  # nothing is foretold, unless another one is put here
-        self._masking, self._room = Masking(), Room()
+        self.sampler: Sampler = Sorted()  # torch draws, unless another one is put here
+        self._masking = Masking()
         self._words = 0  # of the vocabulary, once logits were seen
         self._trials: Trials[Chunk] = Trials()
         self._adapters: set[int] = set()
@@ -167,7 +166,7 @@ class Generator:
             good = [each for each in slices if each.talk not in spoiled]
             computed = perf_counter()
             masks = self._masking.ready(self._words)
-            said = drawn(logits, good, likeliest, masks, self._room)
+            said = drawn(logits, good, likeliest, masks, self.sampler)
             scores = [prompt_scores(each, logits) for each in good]
             turned = turns(good, logits)
         ended = perf_counter()

@@ -6,43 +6,89 @@ a batch costs a few passes over its logits.
 
 Temperature, top-k (Fan et al. 2018), top-p (Holtzman et al. 2020), min-p (Nguyen et al. 2025, arXiv:2407.01082) and
 typical-p (Meister et al. 2022, arXiv:2202.00666) apply in this order and with the meaning they have in transformers.
-On a CPU rows are drawn one after the other (`row`); elsewhere all at once, sorted.
+Here torch draws, on any device, by sorting; on a CPU compiled code does (`compiled`), which is told the same.
 """
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from service.engine.row import COLDEST, draw
+from service.engine.shaping import Shape, Words, restrict, shape
 from service.request import Sampling
 
 BLOCK = 64  # words looked at as one first: two short searches instead of a long one
+COLDEST = 1e-4  # temperatures below are taken for this one: logits divided by it stay finite
 SORTED = 1 << 20  # words sorted at a time: bounds the memory
 
 Scored = tuple[float, tuple[tuple[int, float], ...]]
+UNSCORED: Scored = (0.0, ())
 
 
-def sample(
-    logits: Tensor,
-    samplings: Sequence[Sampling],
-    uniforms: Sequence[float],
-    likeliest: Sequence[int] | None = None,
-) -> list[int]:
-    """A token for each row of `logits` [N, V] from a number in [0, 1) for each; -1 where all are minus infinity.
+class Ask(NamedTuple):
+    """A token from one row of logits, drawn with a number in [0, 1).
 
-    `likeliest` are the first of each row's largest, where they are known already, and -1 where they are not.
+    First the row is as `shape` has it, and only those words may come whose bit is 1 in `words` [ceil(V / 32)].  Told
+    with it is its log-probability and those of the `logprobs` likeliest, before all that; -1: nothing.
     """
-    tokens = [-1] * len(samplings) if likeliest is None else list(likeliest)
-    greedy = [row for row, sampling in enumerate(samplings) if not sampling.temperature and tokens[row] < 0]
+
+    row: int
+    sampling: Sampling
+    uniform: float
+    shape: Shape | None = None
+    words: Words | None = None
+    logprobs: int = -1
+
+
+class Sampler(Protocol):
+    """Draws tokens.  One thread calls it."""
+
+    def draw(self, logits: Tensor, asks: Sequence[Ask]) -> list[tuple[int, Scored]]:
+        """A token for each, by the rows of `logits` [N, V], which stay as they are; -1 where none may come."""
+
+
+class Sorted:
+    """Draws by torch, on any device."""
+
+    def __init__(self) -> None:
+        self._room = torch.empty(0)  # for logits that are changed, kept from step to step: fresh memory costs more
+
+    def draw(self, logits: Tensor, asks: Sequence[Ask]) -> list[tuple[int, Scored]]:
+        """As Sampler has it."""
+        rows = [ask.row for ask in asks]
+        logits = logits if rows == list(range(len(logits))) else logits[rows]
+        shaped = shape(logits, [ask.shape for ask in asks], self._like(logits))
+        guided = {place: ask.words for place, ask in enumerate(asks) if ask.words is not None}
+        shaped = restrict(shaped, guided, self._like(logits))
+        tokens = sample(shaped, [ask.sampling for ask in asks], [ask.uniform for ask in asks])
+        return list(zip(tokens, score(logits, tokens, [ask.logprobs for ask in asks]), strict=True))
+
+    def _like(self, logits: Tensor) -> Tensor:
+        if self._room.numel() < logits.numel() or self._room.device != logits.device:
+            self._room = torch.empty(logits.numel(), dtype=logits.dtype, device=logits.device)
+        return self._room[: logits.numel()].view(logits.shape)
+
+
+def sample(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
+    """A token for each row of `logits` [N, V] from a number in [0, 1) for each; -1 where all are minus infinity."""
+    tokens = [-1] * len(samplings)
+    greedy = [row for row, sampling in enumerate(samplings) if not sampling.temperature]
     drawn = [row for row, sampling in enumerate(samplings) if sampling.temperature]
-    for rows, choose in ((greedy, _largest), (drawn, _draw)):
-        if rows:
-            chosen = choose(logits, rows, [samplings[row] for row in rows], [uniforms[row] for row in rows])
-            for row, token in zip(rows, chosen, strict=True):
-                tokens[row] = token
+    if greedy:
+        values, columns = _rows(logits, greedy).max(dim=1)  # the first of the largest
+        _put(tokens, greedy, columns.where(values > -math.inf, -1).tolist())
+    at_once = max(SORTED // logits.size(1), 1)
+    for some in (drawn[start : start + at_once] for start in range(0, len(drawn), at_once)):
+        likely = draw_sorted(_rows(logits, some), [samplings[row] for row in some], [uniforms[row] for row in some])
+        _put(tokens, some, likely)
     return tokens
+
+
+def _put(tokens: list[int], rows: list[int], chosen: list[int]) -> None:
+    for row, token in zip(rows, chosen, strict=True):
+        tokens[row] = token
 
 
 def score(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[Scored]:
@@ -51,7 +97,7 @@ def score(logits: Tensor, tokens: Sequence[int], counts: Sequence[int]) -> list[
     A count of 0 asks for the token's alone, -1 for nothing: (0.0, ()), which is also said of a token that is none.
     """
     counts = [count if token >= 0 else -1 for token, count in zip(tokens, counts, strict=True)]
-    scored: list[Scored] = [(0.0, ())] * len(counts)
+    scored = [UNSCORED] * len(counts)
     for asked in {count for count in counts if count >= 0}:  # which of equals come first depends on how many are asked
         rows = [row for row, count in enumerate(counts) if count == asked]
         logprobs = _rows(logits, rows).log_softmax(dim=-1)  # [M, V]
@@ -78,32 +124,6 @@ def drawing_bytes(rows: int, words: int, kept: int = 0, *, sorts: bool) -> int:
     """
     sorted_words = min(rows, max(SORTED // words, 1)) * words if sorts else 0
     return rows * words * (4 * 4 + kept) + sorted_words * 48
-
-
-def _largest(
-    logits: Tensor,
-    rows: list[int],
-    samplings: Sequence[Sampling],  # noqa: ARG001
-    uniforms: Sequence[float],  # noqa: ARG001
-) -> list[int]:
-    """The first of the largest of these rows."""
-    if logits.device.type == "cpu":
-        numbers = logits.numpy()
-        places = [int(numbers[row].argmax()) for row in rows]
-        return [place if numbers[row, place] > -math.inf else -1 for row, place in zip(rows, places, strict=True)]
-    values, columns = _rows(logits, rows).max(dim=1)
-    found: list[int] = columns.where(values > -math.inf, -1).tolist()
-    return found
-
-
-def _draw(logits: Tensor, rows: list[int], samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:
-    if logits.device.type == "cpu":
-        return draw(_rows(logits, rows), samplings, uniforms)
-    at_once = max(SORTED // logits.size(1), 1)
-    drawn: list[int] = []
-    for some in (slice(start, start + at_once) for start in range(0, len(rows), at_once)):
-        drawn += draw_sorted(_rows(logits, rows[some]), samplings[some], uniforms[some])
-    return drawn
 
 
 def draw_sorted(logits: Tensor, samplings: Sequence[Sampling], uniforms: Sequence[float]) -> list[int]:

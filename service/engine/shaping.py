@@ -13,7 +13,7 @@ Tokens that the model does not have change nothing.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from itertools import chain
 
@@ -98,8 +98,13 @@ class Shape:
                 shape._values[CHANGE, place] = NEVER
         return shape
 
+    @property
+    def changes(self) -> tuple[Ints, Floats]:
+        """[K] words, each once, and [3, at least K] what is done to them."""
+        return self._tokens[: len(self._places)], self._values
+
     def table(self, vocabulary: int) -> tuple[Ints, Floats]:
-        """[K] words, each once, and [3, K] what is done to them."""
+        """[K] words that there are, each once, and [3, K] what is done to them."""
         tokens, values = self._tokens[: len(self._places)], self._values[:, : len(self._places)]
         if self._most < vocabulary:
             return tokens, values
@@ -136,21 +141,18 @@ class Shape:
             self._values[CHANGE, place] = -less
 
 
-Row = tuple[Shape | None, tuple[int, ...]]  # and the drafts that stand after its history
-
-
 def shaped(sampling: Sampling) -> bool:
     """Whether there is anything to do before a token is drawn."""
     penalties = sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty != 1
     return bool(penalties or sampling.bias or sampling.allowed or sampling.banned or sampling.min_tokens)
 
 
-def shape(logits: Tensor, rows: Sequence[Row], out: Tensor | None = None) -> Tensor:
-    """[N, V], of which rows with a shape are as it asks after its history and these drafts.
+def shape(logits: Tensor, shapes: Sequence[Shape | None], out: Tensor | None = None) -> Tensor:
+    """[N, V], of which rows with a shape are as it asks after its history.
 
     `logits` stay as they are; they come back themselves where no row has a shape.  `out` [N, V] is where the others go.
     """
-    asked = [(number, shape.after(drafts)) for number, (shape, drafts) in enumerate(rows) if shape is not None]
+    asked = [(number, shape) for number, shape in enumerate(shapes) if shape is not None]
     if not asked:
         return logits
     out, vocabulary = fresh(logits) if out is None else out, logits.size(1)
@@ -165,18 +167,17 @@ def shape(logits: Tensor, rows: Sequence[Row], out: Tensor | None = None) -> Ten
     return out
 
 
-def restrict(logits: Tensor, rows: Sequence[int], words: Tensor | Words, out: Tensor | None = None) -> Tensor:
-    """[N, V], of which `rows` are minus infinity where bit i of their words [len(rows), ceil(V / 32)] is 0.
+def restrict(logits: Tensor, words: Mapping[int, Words], out: Tensor | None = None) -> Tensor:
+    """[N, V], of which a row of `words` is minus infinity where bit i of its words [ceil(V / 32)] is 0.
 
-    `logits` come back themselves where there are no rows; else they stay as they are, or are `out` [N, V] themselves.
+    `logits` come back themselves where there are no words; else they stay as they are, or are `out` [N, V] themselves.
     """
-    if not rows:
+    if not words:
         return logits
     out = fresh(logits) if out is None else out
-    kept = dict(zip(rows, np.asarray(words), strict=True))
     for number, (row, place) in enumerate(zip(logits.unbind(), out.unbind(), strict=True)):
-        if number in kept:
-            keep(row, kept[number], place)
+        if number in words:
+            keep(row, words[number], place)
         elif out is not logits:
             place.copy_(row)
     return out

@@ -237,7 +237,7 @@ INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, 
         float* row = scores + r * PART;
         const int from = span.from[r], to = span.to[r];
         Floats top = zero(), poison = zero();
-        outcomes[r] = soften(row, from, to, [&](int i, Floats e) __attribute__((always_inline)) {
+        outcomes[r] = soften(row, from, to, [&](int i, Floats e) INLINED {
             Floats scale = load(scales_behind(blocks[i / BLOCK], width) + i % BLOCK);
             e = seen(mul(e, scale), i, from, to, 0.f);
             top = largest(top, e);

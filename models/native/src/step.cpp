@@ -5,13 +5,13 @@
 // sequence has, so how rows are shared among threads is free.  Few rows are computed together, each thread having its
 // share of every product's outputs; many rows are cut into panels, and a panel goes through a layer on one thread while
 // its numbers stay in that core's cache.
-#include <cstdlib>
-#include <memory>
 #include <utility>
 
 #include "attention.hpp"
+#include "draw.hpp"
 #include "gemm.hpp"
 #include "pack.hpp"
+#include "room.hpp"
 #include "rows.hpp"
 #include "threads.hpp"
 
@@ -65,32 +65,6 @@ constexpr int RUN = 16;      // blocks that lie side by side in a layer: all lay
 constexpr int FEW = 4;       // rows that every thread prepares for itself, rather than wait for the others
 
 constexpr int padded(int n, int to = GROUP) { return (n + to - 1) / to * to; }
-
-#ifdef __SANITIZE_ADDRESS__
-constexpr bool EXACT = true;  // rooms have nothing to spare, so that whoever leaves one is seen
-#else
-constexpr bool EXACT = false;
-#endif
-
-template <class T>
-class Room {  // memory that grows and starts as zeros
-  public:
-    T* of(size_t count) {
-        if (count > count_) {
-            count_ = count + (EXACT ? 0 : count / 4);
-            size_t bytes = (count_ * sizeof(T) + 63) / 64 * 64 + (EXACT ? 0 : 64);
-            memory_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
-            memset(static_cast<void*>(memory_.get()), 0, bytes);
-        }
-        return memory_.get();
-    }
-    T* get() const { return memory_.get(); }
-
-  private:
-    struct Free { void operator()(T* p) const { std::free(p); } };
-    std::unique_ptr<T, Free> memory_;
-    size_t count_ = 0;
-};
 
 struct Own {  // of one thread
     Room<float> floats, scales, row, hidden, sandwich, scores, mixed, low;
@@ -635,7 +609,7 @@ EXPORT const char* polyhead_made_of() { return MADE_OF; }
 
 // Sizes that Python's mirror of the structures must have.
 EXPORT int polyhead_sizes(int which) {
-    const size_t sizes[] = {sizeof(Plan), sizeof(Layer), sizeof(Linear), sizeof(Rows), sizeof(LowRank)};
+    const size_t sizes[] = {sizeof(Plan), sizeof(Layer), sizeof(Linear), sizeof(Rows), sizeof(LowRank), sizeof(Draw)};
     return int(sizes[which]);
 }
 
@@ -669,4 +643,8 @@ EXPORT void polyhead_give_cache(Model* model, uint8_t* keys, uint8_t* values) { 
 EXPORT void polyhead_step(Model* model, const Rows* rows, float* out, int out_stride, uint8_t* spoiled, int32_t* likeliest) {
     model->step(*rows, out, out_stride, spoiled, likeliest);
 }
+
+EXPORT Drawer* polyhead_open_drawer(int threads) { return new Drawer(threads); }
+EXPORT void polyhead_close_drawer(Drawer* drawer) { delete drawer; }
+EXPORT void polyhead_draw(Drawer* drawer, Draw* draws, int count) { drawer->draw(draws, count); }
 }

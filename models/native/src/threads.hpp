@@ -23,8 +23,9 @@ inline void breathe() { std::this_thread::yield(); }
 
 class Team {
   public:
-    explicit Team(int size)
-        : spins_(size <= int(std::thread::hardware_concurrency()) ? SPINS : 0), most_(size), size_(size), used_(size) {
+    // One that `adapts` takes it that all who take part have as much to do.
+    explicit Team(int size, bool adapts = true)
+        : adapts_(adapts), spins_(size <= int(std::thread::hardware_concurrency()) ? SPINS : 0), most_(size), size_(size), used_(size) {
         for (int i = 1; i < size; ++i) threads_.emplace_back([this, i] { serve(i); });
     }
     ~Team() {
@@ -49,7 +50,7 @@ class Team {
         const auto began = Clock::now();
         announce();
         work(0);
-        judge(Clock::now() - began);
+        if (adapts_) judge(Clock::now() - began);
     }
 
     // Returns when all threads of the job have called it.
@@ -120,6 +121,7 @@ class Team {
         }
     }
 
+    const bool adapts_;
     const int spins_, most_;
     int size_;
     Time pause_ = SHORT;

@@ -20,6 +20,7 @@
 #endif
 
 #define INLINE inline __attribute__((always_inline))
+#define INLINED __attribute__((always_inline))  // of a lambda
 
 using bf16 = uint16_t;  // the upper half of a float
 using fp16 = uint16_t;  // IEEE half precision
@@ -29,7 +30,7 @@ template <class F, int... I>
 INLINE void unrolled_(F& f, std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
 template <int N, class F>
 INLINE void unrolled(F&& f) { unrolled_(f, std::make_integer_sequence<int, N>{}); }
-#define UNROLL(N, i, ...) unrolled<N>([&](auto i) __attribute__((always_inline)) { __VA_ARGS__; })
+#define UNROLL(N, i, ...) unrolled<N>([&](auto i) INLINED { __VA_ARGS__; })
 
 INLINE float widen(bf16 x) { uint32_t bits = uint32_t(x) << 16; float out; memcpy(&out, &bits, 4); return out; }
 INLINE float widen_half(fp16 h) {  // the exponent by a product, so that subnormal numbers are right too
@@ -84,6 +85,14 @@ INLINE Floats first(Floats a, int n, float rest) {  // the first n lanes of a
 INLINE Floats past(Floats a, int n, float rest) {  // a without its first n lanes
     return _mm512_mask_mov_ps(_mm512_set1_ps(rest), __mmask16(~((1u << n) - 1)), a);
 }
+// Of lane i what a has where bit i is 1.
+INLINE Floats where(uint32_t bits, Floats a, float rest) {
+    return _mm512_mask_mov_ps(_mm512_set1_ps(rest), __mmask16(bits), a);
+}
+INLINE Floats if_at_least(Floats a, Floats b, Floats c) {  // a where b >= c, else 0
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(b, c, _CMP_GE_OQ), a);
+}
+INLINE bool any_at_least(Floats a, Floats b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
 INLINE Floats load_halves(const fp16* p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p)); }
 
 INLINE Ints all_ints(int x) { return _mm512_set1_epi32(x); }
@@ -161,6 +170,13 @@ INLINE __m256 below(int n) {
 }
 INLINE Floats first(Floats a, int n, float rest) { return _mm256_blendv_ps(_mm256_set1_ps(rest), a, below(n)); }
 INLINE Floats past(Floats a, int n, float rest) { return _mm256_blendv_ps(a, _mm256_set1_ps(rest), below(n)); }
+INLINE Floats where(uint32_t bits, Floats a, float rest) {
+    const Ints lanes = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const Ints set = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(int(bits)), lanes), lanes);
+    return _mm256_blendv_ps(_mm256_set1_ps(rest), a, _mm256_castsi256_ps(set));
+}
+INLINE Floats if_at_least(Floats a, Floats b, Floats c) { return _mm256_and_ps(a, _mm256_cmp_ps(b, c, _CMP_GE_OQ)); }
+INLINE bool any_at_least(Floats a, Floats b) { return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_GE_OQ)); }
 INLINE Floats load_halves(const fp16* p) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)); }
 
 INLINE Ints all_ints(int x) { return _mm256_set1_epi32(x); }
@@ -244,6 +260,12 @@ INLINE float highest(Floats a) {
 INLINE bool is_nan(Floats a) { return a[0] != a[0] || a[1] != a[1] || a[2] != a[2] || a[3] != a[3]; }
 INLINE Floats first(Floats a, int n, float rest) { for (int i = n; i < LANES; ++i) a[i] = rest; return a; }
 INLINE Floats past(Floats a, int n, float rest) { for (int i = 0; i < n && i < LANES; ++i) a[i] = rest; return a; }
+INLINE Floats where(uint32_t bits, Floats a, float rest) {
+    for (int i = 0; i < LANES; ++i) a[i] = bits >> i & 1 ? a[i] : rest;
+    return a;
+}
+INLINE Floats if_at_least(Floats a, Floats b, Floats c) { return Floats(Ints(a) & Ints(b >= c)); }
+INLINE bool any_at_least(Floats a, Floats b) { return a[0] >= b[0] || a[1] >= b[1] || a[2] >= b[2] || a[3] >= b[3]; }
 INLINE Floats load_halves(const fp16* p) {
     Floats out;
     for (int i = 0; i < LANES; ++i) out[i] = widen_half(p[i]);
