@@ -26,7 +26,7 @@ class Compiled:
     def draw(self, logits: Tensor, asks: Sequence[Ask]) -> list[tuple[int, Scored]]:
         """As Sampler has it."""
         draws: Array[Draw] = (Draw * len(asks))()
-        most = max(0, *(ask.logprobs for ask in asks)) if asks else 0
+        most = max(0, *(ask.logprobs for ask in asks))
         tops: NDArray[np.int32] = np.empty((len(asks), most), np.int32)
         values: NDArray[np.float32] = np.empty((len(asks), most), np.float32)
         address, places, theirs = logits.data_ptr(), tops.ctypes.data, values.ctypes.data

@@ -36,10 +36,10 @@ struct Draw {
 
 namespace {
 
-constexpr int BUNCH = 64;        // words that are looked at as one first
+constexpr int BUNCH = 64;          // words that are looked at as one first
+constexpr float COLDEST = 1e-4f;   // temperatures below are taken for this one
+constexpr float NOTHING = -126.f;  // two to the power of less is taken for 0
 constexpr float LOG2_E = 1.44269504f;
-constexpr float COLDEST = 1e-4f; // temperatures below are taken for this one
-constexpr float NOTHING = -126.f; // two to the power of less is taken for 0
 
 // More uniform numbers from the first (SplitMix64: Steele et al. 2014).
 class Chance {
@@ -67,7 +67,8 @@ class Row {  // room for the logits of one row and for their weights
     struct Word { float value; int place; };
 
     int chosen(const Draw& d) {
-        const float most = take(d, d.changed_count || d.allowed || d.guided);
+        find(d, d.changed_count || d.allowed || d.guided);
+        const float most = largest_of_all();
         if (most == -INFINITY) return -1;
         if (d.temperature == 0.f) return place_of(most);
         const float heat = LOG2_E / std::max(d.temperature, COLDEST);
@@ -81,57 +82,63 @@ class Row {  // room for the logits of one row and for their weights
             enough = d.typical_p * total_;
         }
         const int place = pick(d.uniform);
-        return typical || nucleus ? kept(place, typical ? room_ : weights_, enough, Chance(d.uniform)) : place;
+        return typical || nucleus ? kept(place, typical ? own_ : weights_, enough, Chance(d.uniform)) : place;
     }
 
     void score(Draw& d) {
-        const float most = take(d, false);
+        find(d, false);
+        if (d.scored) {
+            largest_but(d.scored);
+            auto before = [](const Word& a, const Word& b) { return a.value != b.value ? a.value > b.value : a.place < b.place; };
+            std::partial_sort(some_.begin(), some_.begin() + d.scored, some_.end(), before);
+        }
+        const float most = d.scored ? some_[0].value : largest_of_all();
         weigh(most, LOG2_E, -INFINITY);
         const float sum = most + float(std::log(total_));
         d.value = d.logits[d.word] - sum;
-        if (!d.scored) return;
-        largest_but(d.scored);
-        auto before = [](const Word& a, const Word& b) { return a.value != b.value ? a.value > b.value : a.place < b.place; };
-        std::partial_sort(some_.begin(), some_.begin() + d.scored, some_.end(), before);
         for (int i = 0; i < d.scored; ++i) {
             d.tops[i] = some_[i].place;
             d.top_values[i] = some_[i].value - sum;
         }
     }
 
-    // Where the logits are, if need be as they are asked to be, and that the rest of the last bunches is minus infinity;
-    // the largest.
-    float take(const Draw& d, bool otherwise) {
+    // Finds the logits, or makes a copy: where they are to be `otherwise`, as is asked, or do not fill their last bunches,
+    // of which minus infinity is the rest.
+    void find(const Draw& d, bool otherwise) {
         bunches_ = (d.words + BUNCH - 1) / BUNCH + 3 & ~3;
         words_ = bunches_ * BUNCH;
-        room_ = room_room_.of(words_);
+        own_ = own_room_.of(words_);
         weights_ = weights_room_.of(words_);
         sums_ = sums_room_.of(bunches_);
         logits_ = d.logits;
         if (otherwise) reshape(d);
-        else if (words_ > d.words) memcpy(room_, d.logits, size_t(d.words) * sizeof(float));
+        else if (words_ > d.words) memcpy(own_, d.logits, size_t(d.words) * sizeof(float));
         if (otherwise || words_ > d.words) {
-            std::fill(room_ + d.words, room_ + words_, -INFINITY);
-            logits_ = room_;
+            std::fill(own_ + d.words, own_ + words_, -INFINITY);
+            logits_ = own_;
         }
+    }
+
+    float largest_of_all() const {
         Floats top[4] = {all(-INFINITY), all(-INFINITY), all(-INFINITY), all(-INFINITY)};
-        for (int i = 0; i < words_; i += 4 * LANES) UNROLL(4, k, top[k] = largest(top[k], load(logits_ + i + k * LANES)));
+        for (int i = 0; i < words_; i += 4 * LANES)
+            UNROLL(4, k, top[k] = largest(top[k], load(logits_ + i + k * LANES)));
         return highest(largest(largest(top[0], top[1]), largest(top[2], top[3])));
     }
 
     void reshape(const Draw& d) {
         const float* from = d.logits;
         if (d.changed_count) {
-            memcpy(room_, from, size_t(d.words) * sizeof(float));
+            memcpy(own_, from, size_t(d.words) * sizeof(float));
             change(d);
-            from = room_;
+            from = own_;
         }
         for (const uint32_t* may : {d.allowed, d.guided}) {
             if (!may) continue;
             int i = 0;
-            for (; i + LANES <= d.words; i += LANES) store(room_ + i, where(may[i / 32] >> i % 32, load(from + i), -INFINITY));
-            for (; i < d.words; ++i) room_[i] = may[i / 32] >> i % 32 & 1 ? from[i] : -INFINITY;
-            from = room_;
+            for (; i + LANES <= d.words; i += LANES) store(own_ + i, where(may[i / 32] >> i % 32, load(from + i), -INFINITY));
+            for (; i < d.words; ++i) own_[i] = may[i / 32] >> i % 32 & 1 ? from[i] : -INFINITY;
+            from = own_;
         }
     }
 
@@ -139,9 +146,10 @@ class Row {  // room for the logits of one row and for their weights
         const float *add = d.changes, *factor = add + d.stride, *more = factor + d.stride;
         for (int k = 0; k < d.changed_count; ++k) {
             if (d.changed[k] >= d.words) continue;
-            float& x = room_[d.changed[k]];
+            float& x = own_[d.changed[k]];
             x += add[k];
-            x = (x < 0.f ? x * factor[k] : x / factor[k]) + more[k];
+            if (factor[k] != 1.f) x = x < 0.f ? x * factor[k] : x / factor[k];
+            x += more[k];
         }
     }
 
@@ -160,7 +168,8 @@ class Row {  // room for the logits of one row and for their weights
             for (int j = 0; j < 4; ++j) {
                 s[j] = zero();
                 const int from = (b + j) * BUNCH;
-                UNROLL(BUNCH / LANES, k, Floats w = f(from + k * LANES); store(weights_ + from + k * LANES, w); s[j] = add(s[j], w));
+                UNROLL(BUNCH / LANES, k, const int i = from + k * LANES; Floats w = f(i); store(weights_ + i, w);
+                       s[j] = add(s[j], w));
             }
             store_sums(sums_ + b, s[0], s[1], s[2], s[3]);
         }
@@ -187,7 +196,7 @@ class Row {  // room for the logits of one row and for their weights
             sum_of_logs += sum(s);
         }
         const Floats mean = all(float(sum_of_logs / total_));
-        for (int i = 0; i < words_; i += LANES) store(room_ + i, sub(zero(), magnitude(sub(log(i), mean))));
+        for (int i = 0; i < words_; i += LANES) store(own_ + i, sub(zero(), magnitude(sub(log(i), mean))));
     }
 
     // The word at which the weights, added up, exceed that share of their sum; never one of no weight.
@@ -254,11 +263,11 @@ class Row {  // room for the logits of one row and for their weights
         return some_[count - 1].value;
     }
 
-    int words_, bunches_;  // of them, with what lies behind
-    const float* logits_;
-    float *room_, *weights_, *sums_;
+    int words_, bunches_;   // of them, with the rest of the last
+    const float* logits_;   // somebody else's, or our own
+    float *own_, *weights_, *sums_;
     double total_;
-    Room<float> room_room_, weights_room_, sums_room_;
+    Room<float> own_room_, weights_room_, sums_room_;
     std::vector<Word> some_;
     std::vector<float> tops_;
 };
