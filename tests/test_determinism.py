@@ -188,8 +188,8 @@ def asked(folder: Path, executor: str, precision: str) -> Settings:
 @pytest.mark.parametrize(
     ("executor", "precision", "count"),
     [
-        ("torch", "float32", 80),
-        ("torch", "bfloat16", 30),
+        ("torch", "float32", 200),
+        ("torch", "bfloat16", 60),
         ("native", "float32", 200),
         ("native", "int8", 200),
         ("native", "int4", 60),
