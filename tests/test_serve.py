@@ -154,7 +154,7 @@ def test_who_is_cut_is_told_so(launch: Callable[..., Process], tiny_generator: P
         lines = response.iter_lines()
         next(lines)
         waiting.start()
-        server.until(lambda: "polyhead_http_requests_in_flight 2.0" in server.get("/metrics").text)
+        server.until(lambda: sum(map(server.page.total, ("requests_running", "requests_waiting"))) == 64)
         server.child.send_signal(signal.SIGTERM)
         last = [line for line in lines if line][-1]
     waiting.join(PATIENCE)
