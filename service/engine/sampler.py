@@ -119,7 +119,7 @@ def drawing_bytes(rows: int, words: int, kept: int = 0, *, sorts: bool) -> int:
     """At most alive while tokens are drawn from float32 logits [rows, words], which are `kept` bytes each once more.
 
     Four times the logits: they, what became of them (`shaping`), and a selection to be scored before and after it is;
-    and what is sorted at a time, where it is (not on a CPU): values, columns, weights and their sums, in 8 bytes most
+    and what is sorted at a time, where torch draws: values, columns, weights and their sums, in 8 bytes most
     of them.
     """
     sorted_words = min(rows, max(SORTED // words, 1)) * words if sorts else 0
