@@ -44,12 +44,17 @@ class Terms:
     """On what terms a request is served.
 
     The engine is shared fairly between `owner`s; of what waits, higher `priority` goes first; after `deadline`
-    (`time.perf_counter`, seconds) no answer is wanted any more.
+    (`time.perf_counter`, seconds) no answer is wanted any more.  `trace` is the id of the trace it belongs to, 32 hex
+    digits (W3C Trace Context); empty: none that is kept.
     """
 
     owner: str = ""
     priority: int = 0
     deadline: float = math.inf
+    trace: str = ""
+
+
+UNCONDITIONAL = Terms()
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class Generate:
     stop_tokens: frozenset[int] = frozenset()
     sampling: Sampling = field(default_factory=Sampling)
     logprobs: int = -1  # -1: none; 0: of the drawn token; n: and of the n likeliest
-    terms: Terms = Terms()
+    terms: Terms = UNCONDITIONAL
     adapter: int = 0  # of the worker's, by its number; 0: none
     group: str = ""
     beams: Beams | None = None
@@ -116,7 +121,7 @@ class Encode:
     rows: tuple[int, ...] = ()
     top_k: int = 5
     targets: tuple[int, ...] = ()
-    terms: Terms = Terms()
+    terms: Terms = UNCONDITIONAL
     adapter: int = 0  # as in Generate; whose head reads, too
 
 

@@ -25,7 +25,7 @@ from service.inputs import Input, Read, Reading, read_inputs
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
 from service.prompts import Chat, Continuation, Prompt, encoded_chat, read_prompts, rendered, thinking_left
-from service.request import Generate, Task, Terms
+from service.request import UNCONDITIONAL, Generate, Task, Terms
 from service.trial import PROCESSES
 
 LONG = 1 << 18  # characters of one call
@@ -40,9 +40,6 @@ class Job:
     field: str
     characters: int
     deadline: float  # on `time.perf_counter`
-
-
-UNCONDITIONAL = Terms()
 
 
 class Text:

@@ -230,7 +230,7 @@ def terms(request: Request, wire: "Work") -> Terms:
     here = visit(request)
     if wire.timeout:
         here.allow(wire.timeout)
-    return Terms(owner=here.owner, priority=wire.priority, deadline=here.deadline)
+    return Terms(here.owner, wire.priority, here.deadline, here.trace)
 
 
 Count = Annotated[int, between(1, (1 << 31) - 1)]  # its default, 0, says that none was given

@@ -24,6 +24,7 @@ class Visit:
     id: str
     arrived: float = field(default_factory=perf_counter)
     owner: str = ""  # of the key; empty where none is asked for
+    trace: str = ""  # its trace, if that is kept: 32 hex digits
     deadline: float = math.inf  # on `time.perf_counter`
     model: str = ""  # what it is about, and what that does, once they are known
     task: str = ""

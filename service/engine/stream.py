@@ -113,7 +113,7 @@ class Stream:
             case Done(completion_tokens=tokens):
                 self._end("done", tokens)
             case Failed(error=error):
-                self._end("expired" if isinstance(error, Expired) else "failed", self.tokens)
+                self._end("expired" if isinstance(error, Expired) else "failed", self.tokens, error.code)
             case _:
                 pass  # what was encoded comes with its Done
 
@@ -125,15 +125,14 @@ class Stream:
         self.receive(Failed(error))
         self.link.abort(self)
 
-    def _end(self, outcome: Outcome, tokens: int) -> None:
+    def _end(self, outcome: Outcome, tokens: int, reason: str = "") -> None:
         self.open = False
         if self._timer is not None:
             self._timer.cancel()
         self._wake()
-        seconds = perf_counter() - self.submitted
-        self.link.ended(
-            self, Ended(self.link.model, self.link.task, outcome, seconds, len(self.request.tokens), tokens)
-        )
+        seconds, asked = perf_counter() - self.submitted, self.request
+        whose = self.link.model, self.link.task, outcome
+        self.link.ended(self, Ended(*whose, seconds, len(asked.tokens), tokens, reason, asked.terms))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Literal, Protocol
 
 from service.errors import Expired
-from service.request import Event, Request, Task
+from service.request import UNCONDITIONAL, Event, Request, Task, Terms
 
 Outcome = Literal["done", "failed", "aborted", "expired"]
 
@@ -67,7 +67,7 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a request ended.  Every request ends once."""
+    """How a request ended.  Every request ends once.  `reason` is its error's code, if it has one."""
 
     model: str
     task: Task
@@ -75,6 +75,8 @@ class Ended:
     seconds: float  # since it was submitted
     prompt_tokens: int
     completion_tokens: int
+    reason: str = ""
+    terms: Terms = UNCONDITIONAL
 
 
 class Observer(Protocol):
