@@ -17,7 +17,7 @@ from models.errors import InvarianceError
 from models.executor import Rows
 from models.heads import LanguageHead, Scoring, SequenceHead
 from models.invariant import linear as linear_module
-from models.invariant import make_invariant
+from models.invariant import make_head_invariant, make_invariant
 from models.invariant.attention import TILE, prove_attention
 from models.invariant.linear import LANES, InvariantActivation, InvariantLinear, even, proven_sizes
 from models.invariant.sizes import ROWS, cut
@@ -339,8 +339,21 @@ def test_sizes_that_disagree_are_not_used(monkeypatch: pytest.MonkeyPatch) -> No
     sizes = proven_sizes(plain)
     assert sizes == tuple(size for size in ROWS if size >= 8)
     x = torch.randn(43, 48)
-    whole = InvariantLinear(plain, sizes)(x)
-    assert torch.equal(torch.cat([InvariantLinear(plain, sizes)(row) for row in torch.split(x, 1)]), whole)
+    whole = InvariantLinear(plain, sizes, 20)(x)
+    assert torch.equal(torch.cat([InvariantLinear(plain, sizes, 20)(row) for row in torch.split(x, 1)]), whole)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("outputs", [1, 2, 5, 7, 10, 17])
+def test_a_few_outputs_are_those_of_a_row_alone(threads: int, outputs: int, bias: bool) -> None:
+    plain = nn.Linear(32, outputs, bias=bias)
+    head = nn.Sequential(plain)
+    make_head_invariant(head)
+    x = torch.randn(43, 32)
+    whole = head(x)
+    assert whole.shape == (43, outputs)
+    assert torch.equal(torch.cat([head(row) for row in torch.split(x, 1)]), whole)
+    torch.testing.assert_close(whole, plain(x))
 
 
 @pytest.mark.parametrize("on", ["place", "company"])

@@ -289,7 +289,7 @@ def test_compiled_scores_are_those_of_torch(words: int, means: str) -> None:
     ways = [Sampling(temperature=choice.choice([0, 0.5, 1.0]), top_k=choice.choice([0, 9])) for _ in counts]
     asks = [Ask(row, way, choice.random(), logprobs=counts[row]) for row, way in enumerate(ways)]
     found = sampler_by(means).draw(logits, asks)
-    wanted = score(logits, [token for token, _ in found], counts)
+    wanted = score(logits.double(), [token for token, _ in found], counts)  # torch itself is off by 5e-6 in float32
     for row, ((token, (value, tops)), (right, theirs)) in enumerate(zip(found, wanted, strict=True)):
         assert value == pytest.approx(right, abs=2e-6)
         assert len(tops) == len(theirs)

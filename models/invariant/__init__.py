@@ -18,7 +18,14 @@ from models.errors import InvarianceError
 from models.heads import LanguageHead, MaskHead
 from models.invariant.attention import prove_attention
 from models.invariant.kernel import prove_kernel
-from models.invariant.linear import InvariantActivation, InvariantLinear, lay_by_input, prove_rows, proven_sizes
+from models.invariant.linear import (
+    InvariantActivation,
+    InvariantLinear,
+    lay_by_input,
+    prove_rows,
+    proven_sizes,
+    widened,
+)
 from models.ragged import Ragged
 from models.transformer import MLP, PreBlock, Transformer
 
@@ -77,11 +84,12 @@ def _exchange_activation(head: nn.Module) -> None:
 
 def _exchange_linears(*modules: nn.Module, sizes: Sizes, breathe: Callable[[], None] = lambda: None) -> None:
     for owner, name, linear in list(_linears(*modules)):
-        lay_by_input(linear.weight)
-        shape = (linear.in_features, linear.out_features, linear.bias is None)
+        wide = widened(linear)
+        lay_by_input(wide.weight)
+        shape = (wide.in_features, wide.out_features, wide.bias is None)
         if shape not in sizes:
-            sizes[shape] = proven_sizes(linear)
-        setattr(owner, name, InvariantLinear(linear, sizes[shape]))
+            sizes[shape] = proven_sizes(wide)
+        setattr(owner, name, InvariantLinear(wide, sizes[shape], linear.out_features))
         breathe()
 
 

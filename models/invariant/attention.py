@@ -104,10 +104,11 @@ def prove_attention(width: int, shared: int, device: torch.device) -> InvariantM
         for size in ASKED
         if same(torch.bmm(query[:, : size * shared], key.transpose(1, 2)), scored)
         and same(torch.bmm(weights[:, : size * shared], value), mixed)
+        and _batches_agree(query, key, (weights, value), size * shared)
     )
     rows = tuple(size * shared for size in asked)
     keys = _agreeing_keys((query, key), (weights, value), scored, rows)
-    if not asked or TILE not in keys or not _batches_agree(query, key, (weights, value), rows):
+    if not asked or TILE not in keys or not _batches_agree(query, key, (weights, value), REFERENCE):
         raise InvarianceError(f"products of attention heads of width {width} give a row other bits in another batch")
     return InvariantMix(asked, keys)
 
@@ -135,21 +136,21 @@ def _agreeing_keys(
     return tuple(length for length in KEYS if all(agrees(length, size) for size in tried))
 
 
-def _batches_agree(query: Tensor, key: Tensor, mixed: tuple[Tensor, Tensor], rows: tuple[int, ...]) -> bool:
-    """Whether a matrix's product is the same beside any number of others, and its sums whatever its rows."""
+def _batches_agree(query: Tensor, key: Tensor, mixed: tuple[Tensor, Tensor], rows: int) -> bool:
+    """Whether products of so many rows are the same beside any number of others: threads may share the rows of one
+    matrix where they would take a matrix each of several."""
     weights, value = mixed
-    for size in (rows[0], REFERENCE, rows[-1]):
-        asked, given = query[:, :size].contiguous(), weights[:, :size].contiguous()
-        scored, summed = torch.bmm(asked, key.transpose(1, 2)), torch.bmm(given, value)
-        totals = torch.bmm(given, _ones(given))
-        for count in SHARES:
-            wide = [part.repeat(-(-count // len(part)), 1, 1)[:count] for part in (asked, key, given, value)]
-            if not (
-                torch.equal(torch.bmm(wide[0], wide[1].transpose(1, 2))[: len(asked)], scored[:count])
-                and torch.equal(torch.bmm(wide[2], wide[3])[: len(asked)], summed[:count])
-                and torch.equal(torch.bmm(wide[2], _ones(wide[2]))[: len(asked)], totals[:count])
-            ):
-                return False
+    asked, given = query[:, :rows].contiguous(), weights[:, :rows].contiguous()
+    scored, summed = torch.bmm(asked, key.transpose(1, 2)), torch.bmm(given, value)
+    totals = torch.bmm(given, _ones(given))
+    for count in SHARES:
+        wide = [part.repeat(-(-count // len(part)), 1, 1)[:count] for part in (asked, key, given, value)]
+        if not (
+            torch.equal(torch.bmm(wide[0], wide[1].transpose(1, 2))[: len(asked)], scored[:count])
+            and torch.equal(torch.bmm(wide[2], wide[3])[: len(asked)], summed[:count])
+            and torch.equal(torch.bmm(wide[2], _ones(wide[2]))[: len(asked)], totals[:count])
+        ):
+            return False
     return True
 
 

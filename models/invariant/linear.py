@@ -22,18 +22,24 @@ GRAIN = 32768  # elements below which torch leaves a loop to one thread (at::int
 LANES = 64  # a multiple of what any vector loop takes at a time; what is left over goes through a scalar one
 MOST_WIDE = 32  # rows tried of a product as wide as a vocabulary, which takes long
 WIDE = 16384
+NARROW = 64  # outputs below which a layer is filled up to whole vectors
+VECTOR = 16
 DISTINCT = 4096  # rows made up of a matrix at a time
 
 
 class InvariantLinear(nn.Module):
-    """x @ weight.T + bias in pieces of `sizes` rows."""
+    """x @ weight.T + bias in pieces of `sizes` rows; the first `features` of what a widened layer gives."""
 
-    def __init__(self, linear: nn.Linear, sizes: tuple[int, ...]) -> None:
+    def __init__(self, linear: nn.Linear, sizes: tuple[int, ...], features: int) -> None:
         super().__init__()
-        self.weight, self.bias, self.sizes = linear.weight, linear.bias, sizes
+        self.weight, self.bias, self.sizes, self.features = linear.weight, linear.bias, sizes, features
 
     def forward(self, x: Tensor) -> Tensor:
-        """[T, in] to [T, out]."""
+        """[T, in] to [T, features]."""
+        return self.products(x)[:, : self.features].contiguous()
+
+    def products(self, x: Tensor) -> Tensor:
+        """[T, in] to [T, out], all of it."""
         pieces = cut(len(x), self.sizes)
         if len(pieces) == 1:
             return product(filled(x, pieces[0][1]), self.weight, self.bias)[: len(x)]
@@ -61,6 +67,19 @@ def filled(x: Tensor, size: int) -> Tensor:
 @lru_cache(maxsize=256)
 def _zeros(rows: int, width: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.zeros(rows, width, dtype=dtype, device=device)
+
+
+def widened(linear: nn.Linear) -> nn.Linear:
+    """A layer of few outputs with more, all zero: what is left over of a vector goes, in some libraries, through
+    kernels that give a row other bits at another place."""
+    more = -linear.out_features % VECTOR if linear.out_features < NARROW else 0
+    if not more:
+        return linear
+    wide = nn.Linear(linear.in_features, linear.out_features + more, bias=linear.bias is not None, device="meta")
+    wide.weight = nn.Parameter(F.pad(linear.weight, (0, 0, 0, more)), requires_grad=False)
+    if linear.bias is not None:
+        wide.bias = nn.Parameter(F.pad(linear.bias, (0, more)), requires_grad=False)
+    return wide
 
 
 def lay_by_input(weight: Tensor) -> None:
