@@ -93,7 +93,8 @@ def share_the_interpreter() -> None:
 
 def assemble(settings: Settings, settled: Callable[[Registry], None], executed: Executed = unchanged) -> FastAPI:
     """The application, its engine and its models; `settled` hears when every model is ready or broken."""
-    metrics = Metrics(settings.models)
+    owners = client_keys(settings).owners
+    metrics = Metrics(settings.models, owners, vllm=settings.vllm_metrics)
     place = placed(settings)
     engine = Engine(metrics, name=place.device.type, threads=place.torch_threads)
     registry = Registry(engine, settings, told=metrics, executed=executed)
@@ -104,7 +105,7 @@ def assemble(settings: Settings, settled: Callable[[Registry], None], executed: 
         registry=registry,
         metrics=metrics,
         text=text,
-        admission=Admission(bounds, engine, client_keys(settings).owners),
+        admission=Admission(bounds, engine, owners),
         engine=engine,
     )
 

@@ -154,6 +154,9 @@ class Settings(BaseSettings):
         description="Key of the routes under /admin, where models are loaded and unloaded; empty: no such routes.",
     )
     model_dir: Path = Field(default_factory=lambda: default_model_dir(), description="Where fetched models are kept.")
+    vllm_metrics: bool = Field(
+        False, description="Say on /metrics what is said of generators under vLLM's names, too, for what reads those."
+    )
     log_format: Literal["console", "json"] = Field("console", description="One line a message, for people or machines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
 

@@ -157,7 +157,7 @@ class Idle:
 
 def application(registry: Registry, **settings: Any) -> FastAPI:
     known = Settings(**settings).model_copy(update={"models": dict.fromkeys(registry.served, "./tiny")})
-    metrics = Metrics(tuple(registry.served))
+    metrics = Metrics(tuple(registry.served), client_keys(known).owners)
     engine = Idle()
     bounds = Bounds(known.max_requests, known.max_tokens_in_flight, known.key_share)
     text = Text(threads=1, batch_limit=known.max_batch_texts, tokenised=metrics.tokenised)

@@ -1,53 +1,22 @@
 """The metrics page: what is on it, how it is named, and that nobody can fill it."""
 
 import re
-from dataclasses import dataclass
 
 import pytest
-from prometheus_client import Metric
+from eventful import TRACE, Busy, Few, Known, ended, eventful, report
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, exposition
+from prometheus_client.openmetrics import exposition as open_exposition
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.engine.worker import Ended, Outcome, StepReport
-from service.metrics import SECONDS, Metrics
-from service.request import Task
+from service.engine.worker import Outcome
+from service.metrics import Metrics
+from service.metrics.declared import SECONDS
+from service.metrics.text import open_metrics as in_open_metrics
+from service.metrics.text import plain
+from service.request import Terms
 
 UNITS = ("_seconds", "_tokens", "_info", "_sequences", "_blocks", "_used", "_ready", "_running", "_waiting")
-
-
-@dataclass(frozen=True)
-class Known:
-    name: str = "chat"
-    task: Task = "generate"
-    family: str = "llama"
-    dtype: str = "float32"
-    executor: str = "torch"
-
-
-def report(**changes: object) -> StepReport:
-    known: dict[str, object] = {
-        "model": "chat",
-        "task": "generate",
-        "sequences": 3,
-        "tokens": 40,
-        "padding": 2,
-        "forward_s": 0.25,
-        "sample_s": 0.0625,
-        "running": 3,
-        "waiting": 1,
-        "blocks_total": 64,
-        "blocks_used": 9,
-        "preemptions": 1,
-        "cached_tokens": 16,
-        "queue_s": [0.5],
-        "first_token_s": [0.5, 0.25],
-        "inter_token_s": [0.125],
-    }
-    return StepReport(**(known | changes))  # type: ignore[arg-type]
-
-
-def ended(outcome: Outcome, **changes: object) -> Ended:
-    known = {"model": "chat", "task": "generate", "seconds": 2.0, "prompt_tokens": 7, "completion_tokens": 5}
-    return Ended(outcome=outcome, **(known | changes))  # type: ignore[arg-type]
 
 
 def families(metrics: Metrics) -> dict[str, Metric]:
@@ -79,7 +48,7 @@ def test_a_step_is_observed_once_everywhere(metrics: Metrics) -> None:
     assert value(metrics, "polyhead_tokens_total", model="chat", kind="computed") == 40
     assert value(metrics, "polyhead_padding_tokens_total", model="chat") == 2
     assert value(metrics, "polyhead_kv_blocks", model="chat") == 64
-    assert value(metrics, "polyhead_kv_blocks_used", model="chat") == 9
+    assert value(metrics, "polyhead_kv_blocks_used", model="chat") == 16
     assert value(metrics, "polyhead_preemptions_total", model="chat") == 1
     assert value(metrics, "polyhead_prefix_cached_tokens_total", model="chat") == 16
     assert value(metrics, "polyhead_stage_seconds_sum", model="chat", stage="forward") == 0.25
@@ -133,23 +102,94 @@ def test_what_came_is_what_ended(metrics: Metrics) -> None:
     assert value(metrics, "polyhead_requests_total", model="chat", outcome="expired") == 1
 
 
-@dataclass(frozen=True)
-class Few:
-    waiting: int
-    running: int
+@pytest.mark.parametrize(("outcome", "reason"), [("failed", "step_failed"), ("expired", "expired")])
+def test_failures_have_a_reason(metrics: Metrics, outcome: Outcome, reason: str) -> None:
+    metrics.loaded(Known())
+    assert value(metrics, "polyhead_failures_total", model="chat", reason=reason) == 0
+    metrics.ended(ended(outcome, reason=reason))
+    assert value(metrics, "polyhead_failures_total", model="chat", task="generate", reason=reason) == 1
 
 
-class Busy:
-    tokens = 70
+def test_as_many_failures_as_requests_that_failed_or_expired() -> None:
+    page = families(eventful())
+    counted = [one for one in page["polyhead_requests"].samples if one.labels["outcome"] in ("failed", "expired")]
+    failures = page["polyhead_failures"].samples
+    assert sum(one.value for one in failures) == sum(one.value for one in counted) == 3
 
-    def __init__(self) -> None:
-        self.open: dict[tuple[str, Task], Few] = {("chat", "generate"): Few(5, 2)}
 
-    def stalled(self) -> float:
-        return 1.5
+def test_what_ended_an_answer(metrics: Metrics) -> None:
+    metrics.ended(ended("done", finish="length"))
+    metrics.ended(ended("done", model="judge", task="classify", finish="encoded"))
+    metrics.ended(ended("aborted"))
+    assert value(metrics, "polyhead_answers_total", model="chat", finish="length") == 1
+    assert len(families(metrics)["polyhead_answers"].samples) == 1
 
-    def counts(self) -> dict[tuple[str, Task], Few]:
-        return self.open
+
+def test_keys_are_counted_by_name_if_the_settings_know_it() -> None:
+    metrics = Metrics(["chat"], ["alice"])
+    assert value(metrics, "polyhead_key_tokens_total", key="alice", kind="generated") == 0
+    for owner in ("alice", "mallory", ""):
+        metrics.answered("POST", "/v1/completions", 200, owner)
+        metrics.ended(ended("done", terms=Terms(owner)))
+    assert value(metrics, "polyhead_key_requests_total", key="alice", status="200") == 1
+    assert value(metrics, "polyhead_key_tokens_total", key="alice", kind="prompt") == 7
+    assert value(metrics, "polyhead_key_tokens_total", key="alice", kind="generated") == 5
+    page = families(metrics)
+    assert {one.labels["key"] for name in ("requests", "tokens") for one in page[f"polyhead_key_{name}"].samples} == {
+        "alice"
+    }
+
+
+def test_without_keys_nothing_is_said_of_them(metrics: Metrics) -> None:
+    metrics.answered("GET", "/livez", 200, "")
+    metrics.ended(ended("done"))
+    assert not families(metrics)["polyhead_key_requests"].samples
+    assert not families(metrics)["polyhead_key_tokens"].samples
+
+
+def test_how_long_the_server_has_been_stopping(metrics: Metrics) -> None:
+    since = [0.0]
+    metrics.watch_drain(lambda: since[0], 30)
+    assert value(metrics, "polyhead_draining_seconds") == 0
+    assert value(metrics, "polyhead_draining_limit_seconds") == 30
+    since[0] = 31.5
+    assert value(metrics, "polyhead_draining_seconds") == 31.5
+
+
+def test_open_metrics_leads_from_buckets_to_traces() -> None:
+    """Those that a request with a trace fell into, and no others."""
+    page, _ = eventful().page("application/openmetrics-text; version=1.0.0")
+    found = {
+        (sample.name, sample.labels["le"]): sample.exemplar
+        for family in open_metrics(page.decode())
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+    assert {name: exemplar.labels for name, exemplar in found.items()} == {
+        ("polyhead_request_seconds_bucket", "2.5"): {"trace_id": TRACE},
+        ("polyhead_time_to_first_token_seconds_bucket", "0.25"): {"trace_id": TRACE},
+    }
+    assert found["polyhead_request_seconds_bucket", "2.5"].value == 2.0
+
+
+def test_nothing_is_said_of_an_adapter_that_is_its_models() -> None:
+    """Steps are their model's; a page with a hundred adapters stays one that can be read."""
+    page = families(eventful())
+    told = {
+        name
+        for name, family in page.items()
+        if any(one.labels.get("model") == "chat:dressed" for one in family.samples)
+    }
+    assert {"polyhead_requests", "polyhead_request_seconds", "polyhead_answers", "polyhead_model_info"} <= told
+    assert not {name for name in told if "batch" in name or "step" in name or "kv" in name or "token_s" in name}
+
+
+def test_what_an_adapter_said_stays_when_it_is_gone() -> None:
+    metrics = eventful()
+    metrics.unloaded(Known("chat:dressed"))
+    assert value(metrics, "polyhead_model_ready", model="chat:dressed") == 0
+    assert value(metrics, "polyhead_requests_total", model="chat:dressed", outcome="aborted") == 1
+    assert "chat:dressed" not in {one.labels["model"] for one in families(metrics)["polyhead_kv_blocks"].samples}
 
 
 def test_what_is_under_way_is_asked_for_when_the_page_is_read(metrics: Metrics) -> None:
@@ -187,10 +227,8 @@ def test_two_servers_in_one_process_do_not_add_up(metrics: Metrics) -> None:
     assert 'model="chat",task="generate"' not in Metrics(["chat"]).page("")[0].decode()
 
 
-def test_names_follow_the_conventions(metrics: Metrics) -> None:
-    metrics.step(report())
-    metrics.ended(ended("done"))
-    for name, family in families(metrics).items():
+def test_names_follow_the_conventions() -> None:
+    for name, family in families(eventful()).items():
         if not name.startswith("polyhead_"):
             assert name.startswith(("process_", "python_gc_")), name
             continue
@@ -215,3 +253,18 @@ def test_the_page_comes_as_it_is_asked_for(metrics: Metrics) -> None:
     page, content_type = metrics.page("")
     assert content_type.startswith("text/plain")
     assert b"process_resident_memory_bytes" in page
+
+
+def test_text_is_what_prometheus_client_would_write() -> None:
+    registry = CollectorRegistry()
+    counter = Counter("c", 'Says "x" \\ y\nz.', ["b", "a"], registry=registry)
+    for text in ("plain", 'a "quoted" one', "back\\slash", "two\nlines", "ümlaut", ""):
+        counter.labels(text, "x").inc(1e21)
+    Gauge("vllm:g", "Of nothing.", registry=registry).set(float("nan"))
+    histogram = Histogram("h", "Of all.", ["model"], registry=registry, buckets=(0.5, 1e6)).labels("chat")
+    histogram.observe(0.25, {"trace_id": TRACE})
+    histogram.observe(7)
+    families = list(registry.collect())
+    assert plain(families) == exposition.generate_latest(registry, open_exposition.ALLOWUTF8)
+    assert in_open_metrics(families) == open_exposition.generate_latest(registry, open_exposition.ALLOWUTF8)
+    assert b"vllm:g NaN" in plain(families)

@@ -128,7 +128,7 @@ class Admission:
         owners: Collection[str] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.draining = False
+        self._clock, self._closed = clock, math.inf
         self._all = Ledger(bounds, "", lambda: load.tokens, clock)
         self._owned = {
             owner: Ledger(bounds.shared, " for this key", partial(load.tokens_of, owner), clock)
@@ -141,9 +141,17 @@ class Admission:
         """HTTP requests."""
         return self._all.in_flight
 
+    @property
+    def draining(self) -> bool:
+        return self._closed < math.inf
+
+    def drained_s(self) -> float:
+        """Seconds since it was closed; 0 while it is open."""
+        return max(self._clock() - self._closed, 0.0)
+
     def close(self) -> None:
         """Let nobody in any more; what is in flight goes on."""
-        self.draining = True
+        self._closed = min(self._closed, self._clock())
 
     @contextmanager
     def admitted(self, owner: str = "") -> Iterator[None]:

@@ -70,6 +70,7 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
     app.state.server = server
     server.metrics.watch_in_flight(lambda: server.admission.in_flight)
     server.metrics.watch_engine(server.engine)
+    server.metrics.watch_drain(server.admission.drained_s, server.settings.drain_seconds)
     refuse = partial(respond, server)
     administration = [admin.router, oip_repository.router] if server.settings.admin_key.get_secret_value() else []
     for router in (health.router, *administration, tokens.router, *(dialect.router for dialect in DIALECTS)):

@@ -87,7 +87,7 @@ class Gate:
         took = time.perf_counter() - visit.arrived
         route = getattr(scope.get("route"), "path", "")
         method = scope["method"] if scope["method"] in METHODS else "other"
-        self.server.metrics.answered(method, route, status)
+        self.server.metrics.answered(method, route, status, visit.owner)
         path = scope.get("raw_path", b"").decode("ascii", "replace")[:LONGEST_PATH]
         level = logging.DEBUG if access(scope["path"], method) == "public" else logging.INFO
         fields = {"request_id": visit.id, "method": method, "path": path, "status": status, "seconds": round(took, 6)}

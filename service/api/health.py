@@ -52,14 +52,24 @@ async def readyz(request: Request) -> Response:
 @router.head("/metrics", include_in_schema=False)
 @router.get("/metrics", summary="Prometheus metrics.")
 async def metrics(request: Request) -> Response:
-    page, content_type = server(request).metrics.page(request.headers.get("accept", ""))
-    return Response(page, media_type=content_type)
+    """In OpenMetrics with exemplars, or in the text format of Prometheus, as Accept says; gzipped if that is taken."""
+    packed = takes_gzip(request.headers.get("accept-encoding", ""))
+    page, content_type = await server(request).metrics.written(request.headers.get("accept", ""), packed=packed)
+    headers = {"Vary": "Accept, Accept-Encoding"} | ({"Content-Encoding": "gzip"} if packed else {})
+    return Response(page, headers=headers, media_type=content_type)
 
 
 @router.head("/", include_in_schema=False)
 @router.get("/", include_in_schema=False)
 async def index() -> Response:
     return JSONResponse({"name": "polyhead", "docs": "/docs", "openapi": "/openapi.json", "health": "/readyz"})
+
+
+def takes_gzip(accepted: str) -> bool:
+    """Whether a header Accept-Encoding takes it: named, and not with a weight of 0."""
+    named = (part.partition(";") for part in accepted.lower().split(","))
+    weights = {coding.strip(): weight.replace(" ", "") for coding, _, weight in named}
+    return weights.get("gzip", "q=0").rstrip("0.") != "q="
 
 
 def described(state: State) -> dict[str, Any]:

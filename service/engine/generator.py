@@ -328,7 +328,7 @@ class Generator:
         if talk.completed:
             times.inter_token.append(now - talk.spoke)
         else:
-            times.first_token.append(now - talk.submitted)
+            times.first_token.append((now - talk.submitted, request.terms.trace))
         talk.spoke = now
         try:
             talk.say(token)
@@ -353,7 +353,7 @@ class Generator:
         if turn.going:
             self._company.fan(talk, turn)
             return []
-        times.first_token.append(perf_counter() - talk.submitted)
+        times.first_token.append((perf_counter() - talk.submitted, talk.request.terms.trace))
         answers: list[Answer] = []
         for place, ticket in enumerate(talk.tickets):
             told = search.events(place) or [Failed(BadRequest(NONE_LEFT))]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from threading import Semaphore
 from time import perf_counter
 
-from service.engine.worker import Ended, Outcome, too_late
+from service.engine.worker import Ended, Finish, Outcome, too_late
 from service.errors import Expired, PolyheadError
 from service.request import Done, Event, Failed, Request, Task, Token
 
@@ -95,7 +95,10 @@ class Stream:
         if not self.open:
             return
         self._events.clear()
-        self._end("done" if answered else "aborted", self.tokens)
+        if answered:
+            self._end("done", self.tokens, finish="stop")
+        else:
+            self._end("aborted", self.tokens)
         self.link.abort(self)
 
     def receive(self, event: Event) -> None:
@@ -110,8 +113,8 @@ class Stream:
                 if len(self._events) >= MOST_UNREAD and not self.held:
                     self.held = True
                     self.link.hold(self)
-            case Done(completion_tokens=tokens):
-                self._end("done", tokens)
+            case Done(reason=finish, completion_tokens=tokens):
+                self._end("done", tokens, finish=finish)
             case Failed(error=error):
                 self._end("expired" if isinstance(error, Expired) else "failed", self.tokens, error.code)
             case _:
@@ -125,14 +128,14 @@ class Stream:
         self.receive(Failed(error))
         self.link.abort(self)
 
-    def _end(self, outcome: Outcome, tokens: int, reason: str = "") -> None:
+    def _end(self, outcome: Outcome, tokens: int, reason: str = "", finish: Finish = "") -> None:
         self.open = False
         if self._timer is not None:
             self._timer.cancel()
         self._wake()
         seconds, asked = perf_counter() - self.submitted, self.request
         whose = self.link.model, self.link.task, outcome
-        self.link.ended(self, Ended(*whose, seconds, len(asked.tokens), tokens, reason, asked.terms))
+        self.link.ended(self, Ended(*whose, seconds, len(asked.tokens), tokens, reason, asked.terms, finish))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

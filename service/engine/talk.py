@@ -107,6 +107,6 @@ class Times:
     """Seconds, collected over one step; and tokens of drafts that came."""
 
     queue: list[float] = field(default_factory=list)
-    first_token: list[float] = field(default_factory=list)
+    first_token: list[tuple[float, str]] = field(default_factory=list)  # and the trace it is of
     inter_token: list[float] = field(default_factory=list)
     accepted: int = 0

@@ -14,6 +14,7 @@ from service.errors import Expired
 from service.request import UNCONDITIONAL, Event, Request, Task, Terms
 
 Outcome = Literal["done", "failed", "aborted", "expired"]
+Finish = Literal["", "stop", "length", "encoded"]
 
 
 class Ticket(Protocol):
@@ -61,13 +62,16 @@ class StepReport:
     accepted: int = 0  # those of them that came
     adapters: Mapping[int, int] = field(default_factory=dict)  # of those running, how many with each adapter
     queue_s: list[float] = field(default_factory=list)  # submitted to first scheduled, of those first scheduled now
-    first_token_s: list[float] = field(default_factory=list)  # submitted to first token
+    first_token_s: list[tuple[float, str]] = field(default_factory=list)  # submitted to first token, and whose trace
     inter_token_s: list[float] = field(default_factory=list)  # token to token
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a request ended.  Every request ends once.  `reason` is its error's code, if it has one."""
+    """How a request ended.  Every request ends once.
+
+    `reason` is its error's code, if it has one; `finish` what ended an answer that is done.
+    """
 
     model: str
     task: Task
@@ -77,6 +81,7 @@ class Ended:
     completion_tokens: int
     reason: str = ""
     terms: Terms = UNCONDITIONAL
+    finish: Finish = ""
 
 
 class Observer(Protocol):

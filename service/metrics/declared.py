@@ -1,0 +1,205 @@
+"""Every metric there is, as data: the page of a server and docs/metrics.md are made of this table.
+
+Knows no prometheus_client and no values.  The one idea: a metric is one row, so that what is exposed and what is
+documented cannot differ; names follow Prometheus's conventions (base units, `_total` for what only grows).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+PREFIX = "polyhead_"
+
+SECONDS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5),
+    *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
+)
+SEQUENCES = tuple(float(1 << power) for power in range(0, 11))
+TOKENS = tuple(float(1 << power) for power in range(0, 17, 2))
+LENGTHS = tuple(digit * 10.0**power for power in range(6) for digit in (1, 2, 5))  # of one prompt or answer
+LABELS = ("model", "task")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """`name` is without the prefix and without a counter's `_total`; `alert` names the rules that look at it.
+
+    A histogram has `buckets`; with `exemplars` they name traces that fell into them.
+    """
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    unit: str
+    text: str
+    alert: str = ""
+    buckets: tuple[float, ...] = ()
+    exemplars: bool = False
+
+    @property
+    def exposed(self) -> str:
+        """As it is called on the page; a histogram's series add `_bucket`, `_sum` and `_count` to it."""
+        return f"{PREFIX}{self.name}{'_total' if self.kind == 'counter' else ''}"
+
+
+def counter(name: str, labels: tuple[str, ...], unit: str, text: str, alert: str = "") -> Metric:
+    return Metric(name, "counter", labels, unit, text, alert)
+
+
+def gauge(name: str, labels: tuple[str, ...], unit: str, text: str, alert: str = "") -> Metric:
+    return Metric(name, "gauge", labels, unit, text, alert)
+
+
+def seconds(name: str, labels: tuple[str, ...], text: str, alert: str = "", exemplars: bool = False) -> Metric:
+    return Metric(name, "histogram", labels, "seconds", text, alert, SECONDS, exemplars)
+
+
+def sizes(name: str, buckets: tuple[float, ...], unit: str, text: str) -> Metric:
+    return Metric(name, "histogram", LABELS, unit, text, buckets=buckets)
+
+
+SECTIONS: Mapping[str, tuple[Metric, ...]] = {
+    "Requests": (
+        counter(
+            "requests",
+            (*LABELS, "outcome"),
+            "requests",
+            "Texts and prompts by how they ended; HTTP requests that ended before there were any count once.",
+            "PolyheadErrorBudgetBurn, PolyheadOverloaded",
+        ),
+        counter("requests_received", LABELS, "requests", "Texts and prompts that came; at rest as many as have ended."),
+        counter(
+            "failures",
+            (*LABELS, "reason"),
+            "requests",
+            "Texts and prompts that failed or expired, by the code of their error.",
+            "PolyheadErrorBudgetBurn",
+        ),
+        counter(
+            "rejections",
+            ("code",),
+            "requests",
+            "HTTP requests answered with an error, by its code.",
+            "PolyheadErrorBudgetBurn, PolyheadOverloaded",
+        ),
+        counter("answers", (*LABELS, "finish"), "requests", "Generated answers that are done, by what ended them."),
+        gauge(
+            "requests_waiting",
+            LABELS,
+            "requests",
+            "Texts and prompts that wait for their first step.",
+            "PolyheadQueueGrows, PolyheadCacheExhausted",
+        ),
+        gauge("requests_running", LABELS, "requests", "Texts and prompts being computed."),
+        seconds(
+            "request_seconds", LABELS, "From submission to the last event.", "PolyheadLatencyObjective", exemplars=True
+        ),
+        seconds(
+            "time_to_first_token_seconds",
+            LABELS,
+            "From submission to the first token.",
+            "PolyheadLatencyObjective",
+            exemplars=True,
+        ),
+        seconds("inter_token_seconds", LABELS, "Between one token of a request and its next."),
+        seconds(
+            "stage_seconds",
+            (*LABELS, "stage"),
+            "Time in a stage: tokenise and queue a request, forward and sample a step.",
+        ),
+        counter(
+            "tokens",
+            (*LABELS, "kind"),
+            "tokens",
+            "Tokens that came (prompt) and were answered (generated), counted when a request ends; and went through "
+            "the network (computed).",
+        ),
+        sizes("request_prompt_tokens", LENGTHS, "tokens", "Tokens of a prompt or text."),
+        sizes("request_generated_tokens", LENGTHS, "tokens", "Tokens of a generated answer."),
+    ),
+    "HTTP": (
+        counter("http_requests", ("method", "route", "status"), "requests", "HTTP requests by route and status."),
+        gauge("http_requests_in_flight", (), "requests", "HTTP requests admitted.", "PolyheadDrainTooLong"),
+        counter("connections_cut", (), "connections", "Connections of clients that did not read what they were sent."),
+    ),
+    "Keys": (
+        counter("key_requests", ("key", "status"), "requests", "HTTP requests by the name of their key and by status."),
+        counter(
+            "key_tokens",
+            ("key", "kind"),
+            "tokens",
+            "Tokens that came with a key (prompt) and were answered to it (generated), counted when a request ends.",
+        ),
+    ),
+    "Steps of the engine": (
+        counter("engine_steps", LABELS, "steps", "Steps of the engine."),
+        gauge(
+            "engine_stalled_seconds",
+            (),
+            "seconds",
+            "Time without a step while somebody waits for one.",
+            "PolyheadEngineStalled",
+        ),
+        gauge("tokens_in_flight", (), "tokens", "Tokens of texts and prompts not answered yet."),
+        sizes("batch_sequences", SEQUENCES, "sequences", "Sequences in a step."),
+        sizes("batch_tokens", TOKENS, "tokens", "Tokens in a step."),
+        counter("padding_tokens", LABELS, "tokens", "Token slots computed for no token."),
+        gauge("kv_blocks", LABELS, "blocks", "Blocks in the cache.", "PolyheadCacheExhausted"),
+        gauge("kv_blocks_used", LABELS, "blocks", "Blocks that running sequences hold.", "PolyheadCacheExhausted"),
+        counter(
+            "preemptions", LABELS, "sequences", "Sequences that lost their blocks to others.", "PolyheadCacheExhausted"
+        ),
+        counter("prefix_cached_tokens", LABELS, "tokens", "Prompt tokens found in the cache."),
+        counter("draft_tokens", LABELS, "tokens", "Tokens foretold and tried."),
+        counter("accepted_tokens", LABELS, "tokens", "Tokens foretold that came."),
+    ),
+    "The server and its models": (
+        gauge("build_info", ("version",), "1", "The version that runs; always 1."),
+        gauge("model_info", (*LABELS, "family", "dtype", "executor"), "1", "A served model; always 1."),
+        gauge("model_ready", ("model",), "1", "1 if the model is loaded and warm.", "PolyheadModelNotReady"),
+        gauge(
+            "draining_seconds",
+            (),
+            "seconds",
+            "Time since the server was told to stop; 0 while it was not.",
+            "PolyheadDrainTooLong",
+        ),
+        gauge(
+            "draining_limit_seconds",
+            (),
+            "seconds",
+            "Time that what is in flight then has: the setting drain_seconds.",
+            "PolyheadDrainTooLong",
+        ),
+    ),
+}
+
+METRICS: tuple[Metric, ...] = tuple(metric for section in SECTIONS.values() for metric in section)
+
+# What prometheus_client says of any process, by how the names begin.
+PROCESS: Mapping[str, str] = {
+    "process_": "memory, processor time, open files and start of the process",
+    "python_gc_": "objects that Python's garbage collector looked through, by generation",
+}
+
+# What each label may say.  None takes anything from a client: not a path, not a name that is not served, not a key.
+VALUES: Mapping[str, str] = {
+    "model": "a name that is served, an adapter's (`base:name`) too; empty where a request named none that is",
+    "task": "`generate`, `classify`, `rank`, `embed`, `tag`, `span`, `fill`; empty where the model is not known",
+    "outcome": "`done`, `failed` (an error of ours), `aborted` (the client left), `expired` (its deadline passed), "
+    "`rejected` (nothing of it reached the engine)",
+    "reason": "the code of an error (`step_failed`, `expired`, `stopped`, ...), as in its answer",
+    "code": "the code of an error (`invalid_request`, `overloaded`, `not_found`, ...), as in its answer",
+    "finish": "`stop` (the model ended it, or a stop string) or `length`",
+    "stage": "`tokenise`, `queue`, `forward`, `sample`",
+    "kind": "`prompt`, `generated`, `computed`",
+    "method": "`GET`, `HEAD`, `POST`, `PUT`, `PATCH`, `DELETE`, `OPTIONS`, `other`",
+    "route": "the template of a route (`/models/{name:path}/predict`), not the path; empty where there is none",
+    "status": "the status of the answer",
+    "key": "the name that the settings give a key, never the key; no series where no keys are asked for",
+    "family": "of architectures",
+    "dtype": "in which the model is computed",
+    "executor": "`native` or `torch`",
+    "version": "of the distribution",
+}

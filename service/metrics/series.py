@@ -1,0 +1,104 @@
+"""One server's page: a series for every metric and labels that something was told of.
+
+Knows names and labels, not what they mean.  The one idea: looking a series up costs as much as counting in it, and a
+step does both for every token, so a series that was found once is kept.
+"""
+
+import gzip
+from collections.abc import Callable, Iterable, Mapping
+from typing import Generic, TypeVar
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    GCCollector,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client import Metric as Family
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as PLAIN_TEXT
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_METRICS
+
+from service.metrics.declared import PREFIX, Metric
+from service.metrics.text import open_metrics, plain
+
+Families = Mapping[str, Family]
+Known = TypeVar("Known", bound=MetricWrapperBase)
+
+
+class Kept(Generic[Known]):
+    """The metrics of one kind, by name, and those of their series that were asked for."""
+
+    def __init__(self, metrics: Mapping[str, Known]) -> None:
+        self._metrics = metrics
+        self._series: dict[tuple[str, ...], Known] = {}
+
+    def __call__(self, name: str, *labels: str) -> Known:
+        """The series with these labels, from then on at zero on the page."""
+        known = self._series.get((name, *labels))
+        if known is None:
+            metric = self._metrics[name]
+            known = self._series[(name, *labels)] = metric.labels(*labels) if labels else metric
+        return known
+
+    def forget(self, name: str, *labels: str) -> None:
+        """Take a series off the page."""
+        self._metrics[name].remove(*labels)
+        self._series.pop((name, *labels), None)
+
+
+class Series:
+    """The series of a table of metrics.  Counters, gauges and histograms are called with a name and label values."""
+
+    def __init__(self, declared: Iterable[Metric]) -> None:
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, with a time
+        self._page = page = CollectorRegistry()
+        ProcessCollector(registry=page)
+        GCCollector(registry=page)
+        counters, gauges, histograms = {}, {}, {}
+        for one in declared:
+            named = PREFIX + one.name, one.text, one.labels
+            match one.kind:
+                case "counter":
+                    counters[one.name] = Counter(*named, registry=page)
+                case "gauge":
+                    gauges[one.name] = Gauge(*named, registry=page)
+                case "histogram":
+                    histograms[one.name] = Histogram(*named, buckets=one.buckets, registry=page)
+        self.counter, self.gauge, self.histogram = Kept(counters), Kept(gauges), Kept(histograms)
+        self._more: Callable[[Families], Iterable[Family]] = nothing
+        self._metrics: Mapping[str, MetricWrapperBase] = {**counters, **gauges, **histograms}
+
+    def start(self, name: str, *labels: str) -> None:
+        """Have a series on the page, at zero, of which nothing was told yet."""
+        self._metrics[name].labels(*labels)
+
+    def include(self, more: Callable[[Families], Iterable[Family]]) -> None:
+        """Have on the page what `more` makes of the rest of it."""
+        self._more = more
+
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """The page and its content type: OpenMetrics if `accept` asks for it, the Prometheus text format otherwise.
+
+        Any thread may ask, while others count.
+        """
+        families = {family.name: family for family in self._page.collect()}
+        everything = [*families.values(), *self._more(families)]
+        _, asked = choose_encoder(accept)
+        if asked.startswith("application/openmetrics-text"):
+            return open_metrics(everything), OPEN_METRICS
+        return plain(everything), PLAIN_TEXT
+
+    def packed(self, accept: str) -> tuple[bytes, str]:
+        """The same, gzipped."""
+        page, content_type = self.page(accept)
+        return gzip.compress(page, compresslevel=1), content_type
+
+
+def nothing(families: Families) -> Iterable[Family]:  # noqa: ARG001
+    """What there is beside what was counted, as long as nothing is included."""
+    return ()
