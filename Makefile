@@ -24,7 +24,7 @@ serve: .venv/.native  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
 	$(BIN)/polyhead serve --host $(HOST) --port $(PORT)
 
 # Two at a time: the types are checked on one core while most tests run on another.
-test: .venv/.dev .venv/.native  ## everything CI runs
+test: .venv/.dev .venv/.native .venv/.prometheus  ## everything CI runs
 	@$(MAKE) --no-print-directory --jobs=2 lint layers types tests
 
 lint: .venv/.dev  ## ruff: rules and format
@@ -37,7 +37,7 @@ types: .venv/.dev  ## mypy --strict
 layers: .venv/.dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
-tests: .venv/.dev .venv/.native  ## pytest alone; ARGS="-k scheduler"
+tests: .venv/.dev .venv/.native .venv/.prometheus  ## pytest alone; ARGS="-k scheduler"
 	$(BIN)/pytest $(ARGS)
 
 format: .venv/.dev  ## let ruff mend what it can
@@ -80,3 +80,7 @@ clean:  ## remove what these targets made, .venv included
 .venv/.native: .venv/.core models/native/build.py $(wildcard models/native/src/*)
 	@$(BIN)/python -m models.native.build
 	@touch $@
+
+# What the tests of the monitoring start; where it cannot be had they are skipped, and make asks again next time.
+.venv/.prometheus: deploy/tools.sh | .venv/.core
+	@deploy/tools.sh .venv/tools && touch $@ || echo "No prometheus: the tests that start it will be skipped." >&2

@@ -1,0 +1,21 @@
+#!/bin/bash
+# Puts prometheus and promtool, which tests start, into a folder: those of Debian's package, unpacked, not installed.
+#   deploy/tools.sh FOLDER        fetches nothing where both are on the PATH already
+# Needs no root and touches nothing of the machine's: apt gets state, lists and cache of its own, made anew.
+set -euo pipefail
+folder=${1:?usage: deploy/tools.sh FOLDER}
+
+if command -v prometheus >/dev/null && command -v promtool >/dev/null; then exit; fi
+command -v apt-get >/dev/null && command -v dpkg-deb >/dev/null || { echo "deploy/tools.sh: apt is not here" >&2; exit 1; }
+
+own=$(mktemp -d)
+trap 'rm -rf "$own"' EXIT
+mkdir -p "$own/lists/partial" "$own/cache/archives/partial"
+apt=(apt-get -qq -o "Dir::State=$own" -o "Dir::State::lists=$own/lists" -o "Dir::Cache=$own/cache"
+  -o APT::Sandbox::User=root -o Acquire::Languages=none -o Acquire::Retries=3 -o Acquire::http::Timeout=30)
+
+"${apt[@]}" update || true  # a source that fails need not be the one that has the package
+(cd "$own" && "${apt[@]}" download prometheus)
+dpkg-deb --extract "$own"/prometheus_*.deb "$own/files"
+mkdir -p "$folder"
+mv "$own"/files/usr/bin/prom* "$folder"
