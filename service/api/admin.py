@@ -13,6 +13,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from service.api.alike import write_error
+from service.api.body import received, value_of
 from service.api.dialect import Wire, between, body, takes
 from service.api.health import described, server
 from service.api.server import Registry
@@ -74,7 +75,8 @@ async def load(request: Request) -> Response:
     summary="Load a model again, or another in its place, while the old one serves.",
 )
 async def reload(request: Request) -> Response:
-    wire = await body(request, ReloadRequest) if await request.body() else ReloadRequest()
+    content = await received(request)
+    wire = ReloadRequest.read(await value_of(content)) if content else ReloadRequest()
     drain = server(request).settings.drain_seconds if wire.drain_seconds < 0 else wire.drain_seconds
     change = administered(request).reload(request.path_params["name"], wire.source, drain)
     return await told(request, change, wire.stream)

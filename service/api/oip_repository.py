@@ -6,12 +6,11 @@ parameter or, for clients that know none, in the model's configuration.
 
 from typing import Annotated, Any, ClassVar
 
-import orjson
 from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from service.api.body import received, value_of
+from service.api.body import read, received, value_of
 from service.api.dialect import Neutral, Wire, takes
 from service.api.health import server
 from service.api.oip_write import MODEL_VERSION
@@ -52,10 +51,7 @@ class LoadParameters(Wire):
         """The source; empty if none is said."""
         if not self.config:
             return self.source
-        try:
-            value = orjson.loads(self.config)
-        except orjson.JSONDecodeError as error:
-            raise BadRequest(f"parameters.config: is not valid JSON: {error}", param="parameters.config") from None
+        value = read(self.config.encode(), "parameters.config")
         return Configuration.read(value).parameters.source.string_value or self.source
 
 

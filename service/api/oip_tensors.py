@@ -5,6 +5,7 @@ anything is made of its data, and every complaint names the tensor.
 """
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,6 +17,7 @@ from service.api.dialect import quoted
 from service.errors import BadRequest
 
 HEADER = "Inference-Header-Content-Length"  # how many bytes of a body are JSON; the rest are tensors
+WHOLE = re.compile("[0-9]{1,12}")  # a number of bytes
 LENGTH = 4  # bytes before each string, little-endian
 
 Datatype = Literal["BYTES", "FP32"]
@@ -55,14 +57,14 @@ def lengthy(value: bytes) -> bytes:
 # Inputs
 
 
-def split(body: bytes, header: str) -> tuple[bytes, bytes]:
+def split(body: bytes | bytearray, header: str) -> tuple[bytes | bytearray, bytes]:
     """The JSON of a body and what follows it."""
     if not header:
         return body, b""
-    if not header.isdecimal() or int(header[:20]) > len(body):
+    if not WHOLE.fullmatch(header) or int(header) > len(body):
         message = f"{HEADER}: must be at most the {len(body)} bytes of the body, got {header[:60]!r}"
         raise BadRequest(message, param=HEADER)
-    return body[: int(header)], body[int(header) :]
+    return body[: int(header)], bytes(memoryview(body)[int(header) :])
 
 
 def parts(rest: bytes, sizes: Sequence[tuple[str, int]]) -> dict[str, bytes]:

@@ -3,13 +3,13 @@
 Knows no model and no answer.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from service.api.body import read_arguments
 from service.api.dialect import Wire, at_most
 from service.errors import BadRequest
 
@@ -118,19 +118,9 @@ def called(call: ToolCall, place: str) -> dict[str, Any]:
     """Templates want the arguments as an object."""
     arguments = call.function.arguments
     if isinstance(arguments, str):
-        arguments = parsed(arguments or "{}", f"{place}.function.arguments")
+        arguments = read_arguments(arguments, f"{place}.function.arguments")
     function = {"name": call.function.name, "arguments": arguments}
     return {"id": call.id, "type": "function", "function": function}
-
-
-def parsed(text: str, place: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
-    if not isinstance(value, dict):
-        raise BadRequest(f"{place}: must be a JSON object as text", param=place)
-    return value
 
 
 def check_last(messages: Sequence[Message]) -> None:

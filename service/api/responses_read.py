@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any, Literal
 
-import orjson
-
+from service.api.body import read_arguments
 from service.api.dialect import Wire
 from service.api.forms import grammar_of
 from service.api.offers import EFFORTS, check_tools, tool
@@ -128,13 +127,7 @@ def answered(run: Sequence[tuple[int, Item]]) -> dict[str, Any]:
 
 
 def called(item: FunctionCall, where: str) -> dict[str, Any]:
-    try:
-        arguments = orjson.loads(item.arguments or "{}")
-    except orjson.JSONDecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        field = f"{where}.arguments"
-        raise BadRequest(f"{field}: must be a JSON object as text, got {item.arguments[:60]!r}", param=field)
+    arguments = read_arguments(item.arguments, f"{where}.arguments")
     return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
 
 
