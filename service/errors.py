@@ -11,6 +11,8 @@ PolyheadError
 ├── NotFound            404  no such route or model
 ├── MethodNotAllowed    405  the route exists, for another verb
 ├── BodyTooLarge        413  the body exceeds the limit
+├── SlowBody            408  the body took longer than the limit
+├── Unreadable          ...  what came is no HTTP request, or one that is not read; it knows its own status
 ├── Conflict            409  another change of the served models is going on, or it contradicts what is served
 ├── Overloaded          429  over the admission bound; `retry_after` seconds
 ├── ClientGone          499  the client left before its request reached the engine; nobody reads this
@@ -20,6 +22,8 @@ PolyheadError
 ├── Expired             504  the deadline passed
 └── NoRoom              507  a model does not fit in the memory there is
 """
+
+from collections.abc import Mapping
 
 
 class PolyheadError(Exception):
@@ -76,6 +80,30 @@ class MethodNotAllowed(PolyheadError):
 
 class BodyTooLarge(PolyheadError):
     status, code = 413, "body_too_large"
+
+
+class SlowBody(PolyheadError):
+    status, code = 408, "request_timeout"
+
+
+class Unreadable(PolyheadError):
+    """Noticed before anybody knows what is asked: by the connection, while it reads a head or a body."""
+
+    CODES: Mapping[int, str] = {
+        400: "malformed_request",
+        408: "request_timeout",
+        413: "body_too_large",
+        414: "uri_too_long",
+        417: "expectation_failed",
+        431: "header_too_large",
+        501: "not_implemented",
+        503: "too_many_connections",
+        505: "http_version_not_supported",
+    }
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, self.CODES[status]
 
 
 class Conflict(PolyheadError):

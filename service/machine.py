@@ -7,6 +7,7 @@ import asyncio
 import ctypes
 import math
 import os
+import resource
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,7 @@ STATM = Path("/proc/self/statm")
 STAT, UPTIME = Path("/proc/self/stat"), Path("/proc/uptime")
 SLACK = 64 << 20  # bytes that a process may grow by before what is free in it is given back
 GLANCE_S = 1.0
+FILES = 128  # that a process opens beside connections: models, children, logs
 
 
 def free_memory(device: torch.device) -> int:
@@ -116,3 +118,13 @@ def core_limits() -> Iterator[int]:
         quota, period = (GROUPS / "cpu.max").read_text().split()
         if quota.isdecimal():
             yield max(math.ceil(int(quota) / int(period)), 1)
+
+
+def sockets(wanted: int) -> int:
+    """How many connections there can be: so many, or what the limit on open files leaves, which is raised for them."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ceiling = math.inf if most == resource.RLIM_INFINITY else most
+    limit = int(min(max(now, wanted + FILES), ceiling)) if now != resource.RLIM_INFINITY else wanted + FILES
+    if limit > now != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    return min(wanted, max(limit - FILES, limit // 4))

@@ -28,13 +28,14 @@ from fastapi import FastAPI
 from models.executor import Executor
 from service import quickstart
 from service.api.admission import Admission, Bounds
+from service.api.alike import write_error
 from service.api.app import build
-from service.api.connection import Connection
+from service.api.connection import Connection, Edge
 from service.api.security import client_keys
 from service.api.server import Server
 from service.engine.engine import Engine
 from service.loader import Executed
-from service.machine import age, keep_low
+from service.machine import age, keep_low, sockets
 from service.metrics import Metrics
 from service.place import placed
 from service.registry import Registry
@@ -43,9 +44,10 @@ from service.text import Text
 
 LAST_WORDS = 3  # seconds for errors to leave, once the time is over
 GRACE = 8  # seconds after which the process is gone, whatever still hangs
+WAITING = 2048  # connections that the kernel keeps until they are taken
+TAKEN = 16  # of them at once, each before the next could find that no more files may be open
 SWITCH = 0.0005  # seconds a busy thread computes before it lets another one
 SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel keeps for a client that doesn't read; Linux doubles it
-KEEP_ALIVE = 75  # seconds an idle connection is kept: longer than clients keep theirs, so that they close first
 
 log = logging.getLogger("polyhead")
 
@@ -136,7 +138,7 @@ class Process(uvicorn.Server):
 
     def __init__(self, settings: Settings, app: FastAPI, listener: socket.socket) -> None:
         server = cast(Server, app.state.server)
-        super().__init__(configured(app, settings.write_seconds, server.metrics.cut))
+        super().__init__(configured(app, edge_of(settings, server.metrics)))
         self.code = 0
         self.drain = settings.drain_seconds
         self.admission = server.admission
@@ -147,6 +149,8 @@ class Process(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(WAITING)
         self.listening = age()
         log.info("listening on %s, loading models", self.address)
 
@@ -203,17 +207,29 @@ class Process(uvicorn.Server):
         log.info("left")
 
 
-def configured(app: FastAPI, patience: float, cut: Callable[[], None]) -> uvicorn.Config:
+def edge_of(settings: Settings, metrics: Metrics) -> Edge:
+    return Edge(
+        header_seconds=settings.header_seconds,
+        keep_alive_seconds=settings.keep_alive_seconds,
+        write_seconds=settings.write_seconds,
+        most=sockets(settings.max_connections),
+        words=write_error,
+        refused=lambda status: metrics.answered("other", "", status),
+        cut=metrics.cut,
+    )
+
+
+def configured(app: FastAPI, edge: Edge) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(Connection, patience=patience, cut=cut)),
+        http=cast(type[asyncio.Protocol], partial(Connection, edge=edge)),
         ws="none",
+        backlog=TAKEN,
         lifespan="on",
         log_config=None,
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=KEEP_ALIVE,
         timeout_graceful_shutdown=LAST_WORDS,
     )
 

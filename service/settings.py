@@ -129,6 +129,29 @@ class Settings(BaseSettings):
         le=86_400,
         description="How long a request may take unless it says so itself, and at most; 0: for ever.",
     )
+    header_seconds: float = Field(
+        10, gt=0, le=3600, description="A connection that sends no whole header for so long is closed."
+    )
+    body_seconds: float = Field(
+        60,
+        gt=0,
+        le=86_400,
+        description="A body must be whole so long after its header; 8 MiB in 60 s are "
+        "1.2 Mbit/s, a slower line needs more.",
+    )
+    keep_alive_seconds: float = Field(
+        75,
+        gt=0,
+        le=86_400,
+        description="An idle connection is kept so long: longer than clients keep theirs, so that they close first.",
+    )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        le=1_000_000,
+        description="Open connections; beyond that whoever is silent longest makes room. Fewer where the system allows "
+        "a process fewer files.",
+    )
     write_seconds: float = Field(
         30, gt=0, le=3600, description="A client that takes nothing of its answer for so long is cut off."
     )

@@ -15,7 +15,6 @@ from scripted import Connection, Registry, application, echo, model
 from starlette.routing import Route
 
 from service import logs
-from service.api import gate
 from service.api.app import DIALECTS, owner
 from service.api.security import access, check_key, decision
 from service.api.server import Server
@@ -199,8 +198,8 @@ def test_a_body_of_just_the_limit_is_read(app: FastAPI) -> None:
     assert call(app, "POST", "/v1/completions", content=content.ljust(2000)).status_code == 200
 
 
-def test_a_body_that_does_not_come_gives_its_place_back(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "BODY_SECONDS", 0.01)
+def test_a_body_that_does_not_come_gives_its_place_back(talker: Model) -> None:
+    app = application(Registry([talker], echo), body_seconds=0.01)
 
     async def run() -> Connection:
         connection = Connection("/v1/completions", b"")
@@ -209,7 +208,8 @@ def test_a_body_that_does_not_come_gives_its_place_back(app: FastAPI, monkeypatc
         return connection
 
     connection = asyncio.run(run())
-    assert connection.sent[0]["status"] == 400
+    assert connection.sent[0]["status"] == 408
+    assert "the body was not complete within 0.01 s" in connection.body.decode()
     assert server_of(app).admission.in_flight == 0
 
 

@@ -55,6 +55,7 @@ MANY_ARGUMENTS = {
 }
 GET_PREFIXES = {
     "service/api/kinds.py:__get_pydantic_core_schema__": "pydantic asks for a method of this name",
+    "service/api/connection.py:get_buffer": "asyncio asks for a method of this name",
     "service/settings.py:get_field_value": "pydantic-settings asks for a method of this name",
 }
 BROAD_EXCEPTS = {

@@ -15,7 +15,7 @@ from crowd import ask, completion
 from edits import edited
 from processes import Process
 
-from service.api.connection import Connection
+from service.api.connection import Connection, Edge
 from service.serve import SEND_BUFFER
 
 MANY = 50
@@ -111,13 +111,16 @@ def test_the_last_byte_counts_as_much_as_the_first() -> None:
     async def run() -> tuple[int | None, list[bool], int]:
         cuts: list[int] = []
         state = uvicorn.server.ServerState()
-        connection = Connection(
-            uvicorn.Config(None),
-            state,
-            {},
-            patience=0.3,
-            cut=lambda: cuts.append(1),  # type: ignore[arg-type]
+        edge = Edge(
+            header_seconds=60,
+            keep_alive_seconds=60,
+            write_seconds=0.3,
+            most=1,
+            words=str,
+            refused=print,
+            cut=lambda: cuts.append(1),
         )
+        connection = Connection(uvicorn.Config(None), state, {}, edge=edge)  # type: ignore[arg-type]
         pipe, seen = Pipe(), []
         connection.connection_made(pipe)
         pipe.size = 3

@@ -19,12 +19,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.api.security import access, admin_keys, authorization, client_keys
 from service.api.server import Server
 from service.api.visit import HEADER, IDS, Visit, seconds
-from service.errors import BadRequest, BodyTooLarge, PolyheadError
+from service.errors import BodyTooLarge, PolyheadError, SlowBody
+from service.settings import Settings
 
 Refuse = Callable[[Visit, str, PolyheadError], Response]
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-BODY_SECONDS = 60  # a client that sends nothing for so long holds no place any longer
 LONGEST_PATH = 200  # characters of a path in the log
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
@@ -68,10 +68,10 @@ class Gate:
                 await self.app(scope, receive, send)
                 return
             self.allow(visit, headers)
-            limit = self.server.settings.max_body_bytes
-            check_length(headers.get("content-length", ""), limit)
+            limits = self.server.settings
+            check_length(headers.get("content-length", ""), limits.max_body_bytes)
             with nullcontext() if administers else self.server.admission.admitted(visit.owner):
-                await self.app(scope, limited(receive, limit, visit), send)
+                await self.app(scope, limited(receive, limits, visit), send)
         except PolyheadError as error:
             await self.refuse(visit, scope["path"], error)(scope, receive, send)
 
@@ -107,27 +107,27 @@ def check_length(announced: str, limit: int) -> None:
         raise BodyTooLarge(f"the body has {int(announced)} bytes, at most {limit} are taken")
 
 
-def limited(receive: Receive, limit: int, visit: Visit) -> Receive:
-    """`receive`, which raises what is wrong with a body: BodyTooLarge once it grows past `limit`, BadRequest when it
-    stops coming, Expired when it takes longer than the visit may."""
+def limited(receive: Receive, limits: Settings, visit: Visit) -> Receive:
+    """`receive`, which raises what is wrong with a body: BodyTooLarge once it grows past the limit, SlowBody when it
+    takes longer than bodies may, Expired when it takes longer than the visit may."""
     size, complete = 0, False
+    whole_by = time.perf_counter() + limits.body_seconds
 
     async def counting() -> Message:
         nonlocal size, complete
         if complete:
             return await receive()
-        left = visit.deadline - time.perf_counter()
         try:
-            async with asyncio.timeout(min(BODY_SECONDS, left)):
+            async with asyncio.timeout(min(whole_by, visit.deadline) - time.perf_counter()):
                 message = await receive()
         except TimeoutError:
-            if left <= BODY_SECONDS:
+            if visit.deadline <= whole_by:
                 raise visit.late() from None
-            raise BadRequest(f"no more of the body came for {BODY_SECONDS} seconds") from None
+            raise SlowBody(f"the body was not complete within {limits.body_seconds:g} s") from None
         size += len(message.get("body", b""))
         complete = not message.get("more_body", False)
-        if size > limit:
-            raise BodyTooLarge(f"the body has more than {limit} bytes, at most so many are taken")
+        if size > limits.max_body_bytes:
+            raise BodyTooLarge(f"the body has more than {limits.max_body_bytes} bytes, at most so many are taken")
         return message
 
     return counting
