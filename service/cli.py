@@ -1,10 +1,11 @@
-"""The command line: `polyhead serve | chat | classify | embed | models | train | check | quantize | ...`.
+"""The command line: `polyhead serve | config | key | chat | classify | embed | models | train | check | ...`.
 
 Knows what to call, not how it works.  The one idea: nothing is imported before it is needed (the only module that may
 do so), so that `--help` doesn't wait for torch.
 """
 
 import gc
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -213,6 +214,68 @@ def check(ctx: typer.Context) -> None:
     typer.echo(said)
     if not fits:
         raise typer.Exit(1)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="[OPTIONS] [FLAGS OF SERVE]",
+    epilog="Takes NAME=SOURCE... and the flags of serve; serve --help lists them.",
+)
+def config(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="The JSON schema of the file of --config instead.")] = False,
+) -> None:
+    """Say what serve would be set to, and where each value comes from.
+
+    What is printed is a file that says the same, without its keys.
+    """
+    from service import effective, flags, settings
+    from service.api.security import Keys
+
+    if schema:
+        typer.echo(effective.schema())
+        return
+    try:
+        given = flags.parse(ctx.args)
+        chosen = settings.read(given)
+        origins, keys = effective.origins(given, chosen), Keys(chosen).all
+    except settings.SettingsError as error:
+        raise fail(error, 2) from None
+    typer.echo((effective.as_json if as_json else effective.as_yaml)(chosen, origins, keys))
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="Whose it is; logs and metrics say it.", show_default=False)],
+    scopes: Annotated[str, typer.Option(help="Of inference, models, metrics and admin.")] = "inference,models",
+    models: Annotated[str, typer.Option(help="Names it may use; * stands for anything.")] = "*",
+    requests: Annotated[int, typer.Option("--requests-per-minute", min=0, help="0: any number.")] = 0,
+    tokens: Annotated[int, typer.Option("--tokens-per-minute", min=0, help="Of prompts and answers; 0: any.")] = 0,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Take the key on standard input, make none.")] = False,
+) -> None:
+    """Make a key: what to write into the file of --keys-file goes to the output, the key itself to the error output.
+
+    polyhead key search >> keys.yaml adds one.  The key is shown this once: the file has only its hash.
+    """
+    import yaml
+
+    from service import keys, settings
+
+    given = sys.stdin.readline().strip() if stdin else keys.new()
+    limits = {"requests_per_minute": requests, "tokens_per_minute": tokens}
+    said = {"scopes": listed(scopes), "models": listed(models)} | {what: most for what, most in limits.items() if most}
+    try:
+        entry = keys.entry(name, given, said)
+    except settings.SettingsError as error:
+        raise fail(error, 2) from None
+    if not stdin:
+        typer.echo(f"the key of {name}, shown this once: {given}", err=True)
+    typer.echo(yaml.safe_dump(entry, sort_keys=False), nl=False)
+
+
+def listed(given: str) -> list[str]:
+    return [part.strip() for part in given.split(",") if part.strip()]
 
 
 @app.command()

@@ -8,6 +8,7 @@ PolyheadError
 │   ├── TooComplex      400  what the answer must look like has become too costly to follow
 │   └── WrongTask       400  the model does something else; the message says what
 ├── Unauthorized        401  no key, or not a known one
+├── Forbidden           403  a known key, which may not do this; the message says what it may
 ├── NotFound            404  no such route or model
 ├── MethodNotAllowed    405  the route exists, for another verb
 ├── BodyTooLarge        413  the body exceeds the limit
@@ -15,6 +16,7 @@ PolyheadError
 ├── Unreadable          ...  what came is no HTTP request, or one that is not read; it knows its own status
 ├── Conflict            409  another change of the served models is going on, or it contradicts what is served
 ├── Overloaded          429  over the admission bound; `retry_after` seconds
+│   └── RateLimited     429  more than this key may ask in a minute; `retry_after` seconds
 ├── ClientGone          499  the client left before its request reached the engine; nobody reads this
 ├── StepFailed          500  the step that carried this request failed
 ├── Unavailable         503  loading, draining or broken; `retry_after` seconds
@@ -70,6 +72,10 @@ class Unauthorized(PolyheadError):
     status, code = 401, "invalid_api_key"
 
 
+class Forbidden(PolyheadError):
+    status, code = 403, "permission_denied"
+
+
 class NotFound(PolyheadError):
     status, code = 404, "not_found"
 
@@ -112,6 +118,10 @@ class Conflict(PolyheadError):
 
 class Overloaded(PolyheadError):
     status, code = 429, "overloaded"
+
+
+class RateLimited(Overloaded):
+    code = "rate_limit_exceeded"  # OpenAI's
 
 
 class ClientGone(PolyheadError):

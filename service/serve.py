@@ -8,6 +8,7 @@ the connections.  Whatever hangs meanwhile (a client that doesn't read, a step, 
 
 import asyncio
 import gc
+import ipaddress
 import logging
 import math
 import os
@@ -31,14 +32,17 @@ from service.api.admission import Admission, Bounds
 from service.api.alike import write_error
 from service.api.app import build
 from service.api.connection import Connection, Edge
-from service.api.security import client_keys
+from service.api.quota import Quotas
+from service.api.security import Keys, follow
 from service.api.server import Server
 from service.engine.engine import Engine
+from service.engine.worker import Ended, StepReport
 from service.loader import Executed
 from service.machine import age, keep_low, sockets
 from service.metrics import Metrics
 from service.place import placed
 from service.registry import Registry
+from service.request import Task
 from service.settings import Settings, SettingsError
 from service.text import Text
 
@@ -58,6 +62,24 @@ class Clock:
 
     imported: float  # its code
     fetched: float  # the models
+
+
+@dataclass(frozen=True)
+class Accounts:
+    """What the engine tells goes to the page, which counts it, and to the keys, which pay for it."""
+
+    metrics: Metrics
+    quotas: Quotas
+
+    def step(self, report: StepReport) -> None:
+        self.metrics.step(report)
+
+    def ended(self, ended: Ended) -> None:
+        self.metrics.ended(ended)
+        self.quotas.ended(ended)
+
+    def rested(self, model: str, task: Task) -> None:
+        self.metrics.rested(model, task)
 
 
 def unchanged(executor: Executor) -> Executor:
@@ -95,10 +117,10 @@ def share_the_interpreter() -> None:
 
 def assemble(settings: Settings, settled: Callable[[Registry], None], executed: Executed = unchanged) -> FastAPI:
     """The application, its engine and its models; `settled` hears when every model is ready or broken."""
-    owners = client_keys(settings).owners
-    metrics = Metrics(settings.models, owners, vllm=settings.vllm_metrics)
+    keys, quotas = Keys(settings), Quotas()
+    metrics = Metrics(settings.models, keys.names, vllm=settings.vllm_metrics)
     place = placed(settings)
-    engine = Engine(metrics, name=place.device.type, threads=place.torch_threads)
+    engine = Engine(Accounts(metrics, quotas), name=place.device.type, threads=place.torch_threads)
     registry = Registry(engine, settings, told=metrics, executed=executed)
     text = Text(threads=settings.tokenizer_threads, batch_limit=settings.max_batch_texts, tokenised=metrics.tokenised)
     bounds = Bounds(settings.max_requests, settings.max_tokens_in_flight, settings.key_share)
@@ -107,23 +129,20 @@ def assemble(settings: Settings, settled: Callable[[Registry], None], executed: 
         registry=registry,
         metrics=metrics,
         text=text,
-        admission=Admission(bounds, engine, owners),
+        admission=Admission(bounds, engine, keys.owners),
         engine=engine,
+        keys=keys,
+        quotas=quotas,
     )
-
-    async def load() -> None:
-        await registry.load_all()
-        settled(registry)
-        for model in registry.models():
-            text.expect(model)  # now: nobody is answered yet whom that could hold up
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
-        loading, trimming = asyncio.create_task(load()), asyncio.create_task(keep_low())
+        loading = asyncio.create_task(load(registry, text, settled))
+        beside = [asyncio.create_task(keep_low()), asyncio.create_task(follow(keys))]
         yield
-        loading.cancel()
-        trimming.cancel()
+        for task in (loading, *beside):
+            task.cancel()
         await engine.close(0)  # what was in flight has had its time
         text.close()
         await asyncio.wait([loading])
@@ -131,6 +150,13 @@ def assemble(settings: Settings, settled: Callable[[Registry], None], executed: 
     app = build(server, lifespan)
     app.state.stop = lambda: engine.close(0)
     return app
+
+
+async def load(registry: Registry, text: Text, settled: Callable[[Registry], None]) -> None:
+    await registry.load_all()
+    settled(registry)
+    for model in registry.models():
+        text.expect(model)  # now: nobody is answered yet whom that could hold up
 
 
 class Process(uvicorn.Server):
@@ -143,6 +169,8 @@ class Process(uvicorn.Server):
         self.drain = settings.drain_seconds
         self.admission = server.admission
         self.address = address(settings.host, listener)
+        self.private = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+        self.asked = server.keys.asked
         self.listening = 0.0  # since when, in seconds since the process began
         self.deadline = math.inf  # of what is in flight, on `time.monotonic`
         self.stop: Callable[[], Awaitable[None]] = app.state.stop
@@ -152,7 +180,14 @@ class Process(uvicorn.Server):
         for listener in sockets or []:
             listener.listen(WAITING)
         self.listening = age()
-        log.info("listening on %s, loading models", self.address)
+        self.announce()
+
+    def announce(self) -> None:
+        """Whoever can reach it may ask, unless a key is asked for."""
+        whom = "for this machine only" if self.private else "for whoever reaches it"
+        log.info("listening on %s, %s; loading models", self.address, whom)
+        if not self.private and not self.asked:
+            log.warning("no key is asked for: whoever reaches it may use the models; see --api-key and --keys-file")
 
     def settled(self, registry: Registry, clock: Clock) -> None:
         """All models are ready or broken.  Without any there is nothing to stay for."""

@@ -6,7 +6,6 @@ whatever changes how the server behaves is a field below, with its bounds, and n
 
 import os
 import re
-import tomllib
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,9 +16,14 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
+from service import yaml_file
+from service.yaml_file import Document, FileError
+
 PREFIX = "POLYHEAD_"
 NAME = re.compile(r"(?=.{1,128}$)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 LONGEST_NAME = 128
+HASH = re.compile(r"sha256:[0-9a-f]{64}")  # what may stand for a key
+MASK = "********"  # what is shown of one
 ADAPTER = ":"  # between the name of a served model and that of an adapter laid over it
 # Kubernetes sets these for a Service called "polyhead" in every pod beside it: they are addresses, no settings.
 SERVICE_LINK = re.compile(r"POLYHEAD_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*)")
@@ -52,7 +56,7 @@ class Settings(BaseSettings):
         env_prefix=PREFIX, frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
     )
 
-    config: str = Field("", description="TOML file that sets any of these.")
+    config: str = Field("", description="YAML file that sets any of these.")
     models: Annotated[Mapping[str, str], NoDecode] = Field(
         default_factory=dict,
         description="Served models, name=source, separated by commas in the environment; none: the quick-start ones. "
@@ -176,6 +180,14 @@ class Settings(BaseSettings):
         SecretStr(""),
         description="Key of the routes under /admin, where models are loaded and unloaded; empty: no such routes.",
     )
+    keys_file: str = Field(
+        "",
+        description="YAML file of further keys, as hashes, with what each may do and how much; read again when it "
+        "changes. polyhead key NAME makes one.",
+    )
+    metrics_access: Literal["public", "key"] = Field(
+        "public", description="Who may read /metrics: anybody, or who has a key of the scope metrics (as api_key has)."
+    )
     model_dir: Path = Field(default_factory=lambda: default_model_dir(), description="Where fetched models are kept.")
     vllm_metrics: bool = Field(
         False, description="Say on /metrics what is said of generators under vLLM's names, too, for what reads those."
@@ -217,6 +229,21 @@ class Settings(BaseSettings):
             raise ValueError("hang_seconds: must not be less than stall_seconds: not ready comes before dead")
         return self
 
+    @field_validator("api_key", "admin_key", "api_keys")
+    @classmethod
+    def secret(cls, value: SecretStr | Mapping[str, SecretStr]) -> SecretStr | Mapping[str, SecretStr]:
+        """A key, or the hash of one; not what `polyhead config` shows in its place."""
+        named = value if isinstance(value, Mapping) else {"": value}
+        for name, each in named.items():
+            given = each.get_secret_value()
+            if name and not given:
+                raise ValueError(f"the key of {name[:LONGEST_NAME]!r} is empty")
+            if given == MASK:
+                raise ValueError(f"{MASK} is what is shown instead of a key, it is none")
+            if given.startswith("sha256:") and not HASH.fullmatch(given):
+                raise ValueError("after sha256: there must be the hash of a key, 64 hexadecimal digits in lower case")
+        return value
+
     @field_validator("weights")
     @classmethod
     def positive(cls, value: Mapping[str, float]) -> Mapping[str, float]:
@@ -253,10 +280,10 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, TomlSource(settings_cls)
+        return init_settings, env_settings, YamlSource(settings_cls)
 
 
-class TomlSource(PydanticBaseSettingsSource):
+class YamlSource(PydanticBaseSettingsSource):
     """The file that a flag or the environment names as `config`."""
 
     def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
@@ -264,18 +291,19 @@ class TomlSource(PydanticBaseSettingsSource):
 
     def __call__(self) -> dict[str, Any]:
         path = str(self.current_state.get("config", ""))
-        if not path:
-            return {}
-        try:
-            content = tomllib.loads(Path(path).expanduser().read_text(encoding="utf-8"))
-        except OSError as error:
-            raise SettingsError(f"config: {path} cannot be read: {error.strerror}") from None
-        except ValueError as error:
-            raise SettingsError(f"config: {path} is not a TOML file: {error}") from None
-        unknown = [key for key in content if key not in Settings.model_fields or key == "config"]
-        if unknown:
-            raise SettingsError("\n".join(f"{path}: {unknown_setting(key)}" for key in unknown))
-        return content
+        return written(path).values if path else {}
+
+
+def written(path: str) -> Document:
+    """What the file says.  Raises SettingsError."""
+    try:
+        document = yaml_file.read(path)
+    except FileError as error:
+        raise SettingsError(f"config: {error}") from None
+    unknown = [key for key in document.values if key not in Settings.model_fields or key == "config"]
+    if unknown:
+        raise SettingsError("\n".join(f"{document.place(key)}: {unknown_setting(key)}" for key in unknown))
+    return document
 
 
 def trunk_of(name: str) -> str:
@@ -294,15 +322,22 @@ def is_name(name: str) -> bool:
 def read(flags: Mapping[str, Any]) -> Settings:
     """The settings of this process.  Raises SettingsError with a line for every setting that is wrong."""
     unknown = [unknown_setting(key) for key in flags if key not in Settings.model_fields]
-    variables = {name for name in os.environ if name.startswith(PREFIX) and not SERVICE_LINK.fullmatch(name)}
-    known = {PREFIX + field.upper() for field in Settings.model_fields}
-    unknown += [f"{name}: {unknown_setting(name.removeprefix(PREFIX).lower())}" for name in sorted(variables - known)]
+    found = variables()
+    unknown += [f"{found[key]}: {unknown_setting(key)}" for key in sorted(found.keys() - Settings.model_fields.keys())]
     if unknown:
         raise SettingsError("\n".join(unknown))
     try:
         return Settings(**flags)
     except ValidationError as error:
         raise SettingsError("\n".join(complaint(one) for one in error.errors(include_url=False))) from None
+
+
+def variables() -> dict[str, str]:
+    """The environment variables that are there for settings, by what follows the prefix; in either case of letters."""
+    names = [
+        name for name in os.environ if name.upper().startswith(PREFIX) and not SERVICE_LINK.fullmatch(name.upper())
+    ]
+    return {name[len(PREFIX) :].lower(): name for name in names}
 
 
 def prepare_process() -> None:

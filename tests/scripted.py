@@ -13,7 +13,8 @@ from models.chat import ChatTemplate
 from models.tokenizer import Tokenizer
 from service.api.admission import Admission, Bounds
 from service.api.app import build
-from service.api.security import client_keys
+from service.api.quota import Quotas
+from service.api.security import Keys
 from service.api.server import Server
 from service.errors import BadRequest, NotFound, WrongTask
 from service.metrics import Metrics, Open
@@ -157,8 +158,8 @@ class Idle:
 
 def application(registry: Registry, **settings: Any) -> FastAPI:
     known = Settings(**settings).model_copy(update={"models": dict.fromkeys(registry.served, "./tiny")})
-    metrics = Metrics(tuple(registry.served), client_keys(known).owners)
-    engine = Idle()
+    engine, keys = Idle(), Keys(known)
+    metrics = Metrics(tuple(registry.served), keys.names)
     bounds = Bounds(known.max_requests, known.max_tokens_in_flight, known.key_share)
     text = Text(threads=1, batch_limit=known.max_batch_texts, tokenised=metrics.tokenised)
     server = Server(
@@ -166,8 +167,10 @@ def application(registry: Registry, **settings: Any) -> FastAPI:
         registry=registry,
         metrics=metrics,
         text=text,
-        admission=Admission(bounds, engine, client_keys(known).owners),
+        admission=Admission(bounds, engine, keys.owners),
         engine=engine,
+        keys=keys,
+        quotas=Quotas(),
     )
     return build(server)
 

@@ -31,8 +31,8 @@ def test_defaults_listen_on_this_machine_only() -> None:
 
 
 def test_flags_over_environment_over_file_over_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "polyhead.toml"
-    file.write_text('port = 1\nhost = "1.1.1.1"\nthreads = 3\n')
+    file = tmp_path / "polyhead.yaml"
+    file.write_text("port: 1\nhost: 1.1.1.1\nthreads: 3\n")
     monkeypatch.setenv("POLYHEAD_CONFIG", str(file))
     monkeypatch.setenv("POLYHEAD_PORT", "2")
     monkeypatch.setenv("POLYHEAD_HOST", "2.2.2.2")
@@ -42,7 +42,7 @@ def test_flags_over_environment_over_file_over_defaults(tmp_path: Path, monkeypa
 
 def test_the_file_of_a_flag_wins_over_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, port in (("a", 1), ("b", 2)):
-        (tmp_path / name).write_text(f"port = {port}")
+        (tmp_path / name).write_text(f"port: {port}")
     monkeypatch.setenv("POLYHEAD_CONFIG", str(tmp_path / "a"))
     assert read({"config": str(tmp_path / "b")}).port == 2
 
@@ -57,8 +57,8 @@ def test_models_keep_their_order_and_their_equals_signs(given: object) -> None:
 
 
 def test_models_from_environment_and_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "polyhead.toml"
-    file.write_text('[models]\nchat = "./llama"\n')
+    file = tmp_path / "polyhead.yaml"
+    file.write_text("models:\n  chat: ./llama\n")
     assert read({"config": str(file)}).models == {"chat": "./llama"}
     monkeypatch.setenv("POLYHEAD_MODELS", "a=b,c=d")
     assert read({"config": str(file)}).models == {"a": "b", "c": "d"}
@@ -95,10 +95,10 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 
 
 def test_unknown_names_are_refused_with_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "polyhead.toml"
-    file.write_text("prot = 1\n")
+    file = tmp_path / "polyhead.yaml"
+    file.write_text("threads: 1\nprot: 1\n")
     assert "no setting is called 'prot'; did you mean port?" in refused({"prot": 1})
-    assert f"{file}: no setting is called 'prot'; did you mean port?" in refused({"config": str(file)})
+    assert f"{file}:2: no setting is called 'prot'; did you mean port?" in refused({"config": str(file)})
     monkeypatch.setenv("POLYHEAD_MAX_REQUEST", "1")
     assert "POLYHEAD_MAX_REQUEST: no setting is called 'max_request'; did you mean max_requests?" in refused({})
 
@@ -109,15 +109,15 @@ def test_addresses_of_a_kubernetes_service_are_no_settings(monkeypatch: pytest.M
     assert read({}).port == 8000
 
 
-@pytest.mark.parametrize("content", ["port = ", 'port = "x"', "config = 'b.toml'"])
+@pytest.mark.parametrize("content", ["port:", "port: x", "config: b.yaml", "port = 1", "- port"])
 def test_a_file_that_cannot_be_used(tmp_path: Path, content: str) -> None:
-    file = tmp_path / "polyhead.toml"
+    file = tmp_path / "polyhead.yaml"
     file.write_text(content)
     assert any(name in refused({"config": str(file)}) for name in (str(file), "port"))
 
 
 def test_a_file_that_is_not_there() -> None:
-    assert refused({"config": "/nowhere.toml"}) == "config: /nowhere.toml cannot be read: No such file or directory"
+    assert refused({"config": "/nowhere.yaml"}) == "config: /nowhere.yaml cannot be read: No such file or directory"
 
 
 def test_settings_are_frozen() -> None:

@@ -118,7 +118,7 @@ class Ledger:
 class Admission:
     """Lets in what is within `bounds`.  Lives on the event loop thread.
 
-    Where there are several `owners`, each has its share of them.
+    Where there are several `owners`, each has its share of them; who they are may change.
     """
 
     def __init__(
@@ -129,12 +129,9 @@ class Admission:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock, self._closed = clock, math.inf
+        self._bounds, self._load, self._owners = bounds, load, owners
         self._all = Ledger(bounds, "", lambda: load.tokens, clock)
-        self._owned = {
-            owner: Ledger(bounds.shared, " for this key", partial(load.tokens_of, owner), clock)
-            for owner in owners
-            if len(owners) > 1
-        }
+        self._owned: dict[str, Ledger] = {}
 
     @property
     def in_flight(self) -> int:
@@ -184,4 +181,9 @@ class Admission:
         return self._all.wait()
 
     def _ledgers(self, owner: str) -> list[Ledger]:
-        return [self._all, *([self._owned[owner]] if owner in self._owned else [])]
+        if owner not in self._owners or len(self._owners) < 2:
+            return [self._all]
+        if owner not in self._owned:
+            open_tokens = partial(self._load.tokens_of, owner)
+            self._owned[owner] = Ledger(self._bounds.shared, " for this key", open_tokens, self._clock)
+        return [self._all, self._owned[owner]]

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from service.api.anthropic_read import read_count, read_messages
 from service.api.anthropic_wire import CountRequest, MessagesRequest
 from service.api.anthropic_write import PING, Call, Events, write_count, write_error, write_message
-from service.api.dialect import Dialect, about, body, server, takes, terms
+from service.api.dialect import Dialect, about, body, permitted, server, takes, terms
 from service.api.generating import spoken
 from service.api.items import said, streamed
 from service.api.stream import EventStream, JsonResponse, answer, events, named
@@ -30,7 +30,7 @@ async def messages(request: Request) -> Response:
 
 
 async def converse(request: Request, wire: MessagesRequest) -> Response:
-    model = about(request, server(request).registry.resolve(wire.model, ["generate"]))
+    model = about(request, permitted(request).resolve(wire.model, ["generate"]))
     call = Call(id=f"msg_{uuid.uuid4().hex}", model=wire.model, most=wire.max_tokens)
     _, length, utterances = await spoken(request, wire, model, read_messages(wire), call.id)
     if wire.stream:
@@ -48,7 +48,7 @@ async def count_tokens(request: Request) -> Response:
 
 
 async def count(request: Request, wire: CountRequest) -> Response:
-    model = about(request, server(request).registry.resolve(wire.model, ["generate"]))
+    model = about(request, permitted(request).resolve(wire.model, ["generate"]))
     [chat] = fitted(read_count(wire), model).prompts
     assert isinstance(chat, Chat), "a conversation"
     deadline = terms(request, wire).deadline

@@ -17,6 +17,7 @@ from service.transcript import Usage
 
 ERRORS: Mapping[int, str] = {
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
     429: "rate_limit_error",

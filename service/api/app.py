@@ -72,7 +72,7 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
     server.metrics.watch_engine(server.engine)
     server.metrics.watch_drain(server.admission.drained_s, server.settings.drain_seconds)
     refuse = partial(respond, server)
-    administration = [admin.router, oip_repository.router] if server.settings.admin_key.get_secret_value() else []
+    administration = [admin.router, oip_repository.router] if server.administered else []
     for router in (health.router, *administration, tokens.router, *(dialect.router for dialect in DIALECTS)):
         app.include_router(router)
     app.add_middleware(Gate, server=server, refuse=refuse)

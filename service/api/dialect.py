@@ -4,7 +4,7 @@ Knows no dialect.  The one idea: a wire object is checked once, strictly, at the
 sentence of the form "field: what would be right, got what came".
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, partial
@@ -26,12 +26,13 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from service.api.body import parsed
+from service.api.served import Permitted
 from service.api.visit import LONGEST, SHORTEST, Visit
 from service.errors import BadRequest, EmptyInput, PolyheadError
 from service.limits import place
 from service.model import Model
 from service.request import Request as Asked
-from service.request import Task, Terms
+from service.request import Terms
 from service.settings import Settings
 from service.text import Text
 from service.transcript import EventSource, Submit
@@ -61,18 +62,6 @@ class Dialect:
         )
 
 
-class Registry(Protocol):
-    """What dialects ask of the registry of served models."""
-
-    def models(self) -> list[Model]: ...
-
-    def resolve(self, name: str, tasks: Collection[Task]) -> Model: ...
-
-    def only(self, tasks: Collection[Task]) -> Model: ...
-
-    def submit(self, model: Model, requests: Sequence[Asked]) -> Sequence[EventSource]: ...
-
-
 class Server(Protocol):
     """What dialects see of the application."""
 
@@ -80,7 +69,7 @@ class Server(Protocol):
     def settings(self) -> Settings: ...
 
     @property
-    def registry(self) -> Registry: ...
+    def administered(self) -> bool: ...
 
     @property
     def text(self) -> Text: ...
@@ -91,6 +80,11 @@ class Server(Protocol):
 def server(request: Request) -> Server:
     found: Server = request.app.state.server
     return found
+
+
+def permitted(request: Request) -> Permitted:
+    """The served models that whoever asks may use."""
+    return Permitted(request.app.state.server.registry, visit(request).key)
 
 
 def visit(request: Request) -> Visit:

@@ -16,7 +16,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service.api.security import access, admin_keys, authorization, client_keys
+from service.api.quota import as_anthropic, as_openai
+from service.api.security import access, authorization, speaks_anthropic
 from service.api.server import Server
 from service.api.visit import HEADER, IDS, Visit, seconds
 from service.errors import BodyTooLarge, PolyheadError, SlowBody
@@ -36,7 +37,6 @@ class Gate:
 
     def __init__(self, app: ASGIApp, server: Server, refuse: Refuse) -> None:
         self.app, self.server, self.refuse = app, server, refuse
-        self.keys = {"key": client_keys(server.settings), "admin": admin_keys(server.settings)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -49,7 +49,7 @@ class Gate:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(dict.fromkeys(IDS, visit.id))
+                MutableHeaders(scope=message).update(dict.fromkeys(IDS, visit.id) | self.left(visit, scope["path"]))
             await send(message)
 
         try:
@@ -61,12 +61,15 @@ class Gate:
         """Check what can be checked without the body; only verbs that ask for work take a place in flight."""
         try:
             headers = Headers(scope=scope)
-            if (kind := access(scope["path"], scope["method"])) in self.keys:
-                visit.owner = self.keys[kind].owner(authorization(headers, scope["path"]))
+            kind = self.server.keys.scope(scope["path"], scope["method"])
+            visit.key = self.server.keys.shown(kind, authorization(headers, scope["path"]))
+            self.server.keys.check(visit.key, kind)
             visit.counted = administers = kind == "admin"  # it asks nothing of a model
             if scope["method"] in ("GET", "HEAD"):
                 await self.app(scope, receive, send)
                 return
+            if kind == "inference":
+                self.server.quotas.of(visit.key).enter()
             self.allow(visit, headers)
             limits = self.server.settings
             check_length(headers.get("content-length", ""), limits.max_body_bytes)
@@ -74,6 +77,10 @@ class Gate:
                 await self.app(scope, limited(receive, limits, visit), send)
         except PolyheadError as error:
             await self.refuse(visit, scope["path"], error)(scope, receive, send)
+
+    def left(self, visit: Visit, path: str) -> dict[str, str]:
+        """What is said of the limits of the key, if it has any."""
+        return self.server.quotas.of(visit.key).told(as_anthropic if speaks_anthropic(path) else as_openai)
 
     def allow(self, visit: Visit, headers: Headers) -> None:
         """What the header and the settings say of how long it may take."""
@@ -89,7 +96,7 @@ class Gate:
         method = scope["method"] if scope["method"] in METHODS else "other"
         self.server.metrics.answered(method, route, status, visit.owner)
         path = scope.get("raw_path", b"").decode("ascii", "replace")[:LONGEST_PATH]
-        level = logging.DEBUG if access(scope["path"], method) == "public" else logging.INFO
+        level = logging.DEBUG if access(scope["path"], method) in ("public", "metrics") else logging.INFO
         fields = {"request_id": visit.id, "method": method, "path": path, "status": status, "seconds": round(took, 6)}
         whose = f" for {visit.owner}" if visit.owner else ""
         told = (method, path, status, took * 1000, whose, visit.id)

@@ -9,7 +9,8 @@ from dataclasses import replace
 
 from fastapi import Request
 
-from service.api.dialect import Registry, Work, server, submitter, terms, visit
+from service.api.dialect import Work, server, submitter, terms, visit
+from service.api.served import Served
 from service.conversation import Utterances, conversed
 from service.errors import BadRequest, NotFound
 from service.model import Model, concerning
@@ -81,7 +82,7 @@ def likelihood(piece: Piece) -> float:
     return sum(scores) / len(scores) if scores else -math.inf
 
 
-def adapted(registry: Registry, base: str, adapter: str) -> Model:
+def adapted(registry: Served, base: str, adapter: str) -> Model:
     """The model called `adapter`, or `base`:`adapter`; where there is no `base`, the only one that is called so."""
     field = "parameters.adapter_id"
     name = adapter if ":" in adapter else f"{base.partition(':')[0]}:{adapter}"

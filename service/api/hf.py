@@ -22,7 +22,7 @@ from service.api import generating
 from service.api import hf_wire as asked
 from service.api import hf_write as said
 from service.api.body import parsed
-from service.api.dialect import Dialect, about, server, takes
+from service.api.dialect import Dialect, about, permitted, server, takes
 from service.api.generation_write import chunks, write_error
 from service.api.reading import Replies, Writing, kinded, read, written
 from service.api.stream import EventStream, JsonResponse, answer, events
@@ -189,7 +189,7 @@ async def infer(request: Request) -> Response:
 
 def named(request: Request, task: str) -> Model:
     """The model in the path, or the only one that fits."""
-    registry, name = server(request).registry, request.path_params.get("name", "")
+    registry, name = permitted(request), request.path_params.get("name", "")
     return about(request, registry.resolve(name, ALL) if name else registry.only(HEADS[task] if task else ALL))
 
 
@@ -210,7 +210,7 @@ def check_pairs(wire: asked.Call, count: int, most: int) -> None:
 
 async def generated(request: Request, wire: asked.GenerateCall, model: Model) -> Response:
     if wire.parameters.adapter_id:
-        model = about(request, generating.adapted(server(request).registry, model.name, wire.parameters.adapter_id))
+        model = about(request, generating.adapted(permitted(request), model.name, wire.parameters.adapter_id))
     call = f"generate-{uuid.uuid4().hex}"
     count, answers = await generating.begun(request, wire, model, asked.read_generate(wire), call)
     if isinstance(wire.inputs, str) and wire.stream:

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from service.api import generating, health
 from service.api.body import received, value_of
-from service.api.dialect import Dialect, about, body, server, takes
+from service.api.dialect import Dialect, about, body, permitted, server, takes
 from service.api.generating import Answers
 from service.api.oip_tensors import HEADER, Body, split
 from service.api.oip_wire import TAKES, GenerateRequest, InferRequest, TextRequest, columns, read_generate, read_text
@@ -47,8 +47,7 @@ router = APIRouter(tags=["Open Inference Protocol"])
 
 @router.get("/v2", summary="What the server is.")
 async def described(request: Request) -> Response:
-    administered = server(request).settings.admin_key.get_secret_value()
-    return JsonResponse(write_server(REPOSITORY if administered else ()))
+    return JsonResponse(write_server(REPOSITORY if server(request).administered else ()))
 
 
 @router.get("/v2/health/live", summary="Is the process worth keeping?")
@@ -144,7 +143,7 @@ async def text_chunks(wire: TextRequest, model: Model, answers: Answers) -> Asyn
 def named(request: Request, tasks: Collection[Task] = ALL) -> Model:
     """The model in the path.  NotFound for another version than the one there is."""
     params = request.path_params
-    model = server(request).registry.resolve(params["name"], tasks)
+    model = permitted(request).resolve(params["name"], tasks)
     if params.get("version", MODEL_VERSION) != MODEL_VERSION:
         message = f"{model.name} has version {MODEL_VERSION} only, got {params['version'][:60]!r}"
         raise NotFound(message, param="version")

@@ -16,7 +16,7 @@ from starlette.responses import Response
 
 from service.api import generating
 from service.api.alike import write_error
-from service.api.dialect import Dialect, about, body, server, several, takes, visit
+from service.api.dialect import Dialect, about, body, permitted, server, several, takes, visit
 from service.api.generating import Answers
 from service.api.openai_chat import chat_usage, chunks_chat, write_chat
 from service.api.openai_sampling import Sampled
@@ -67,7 +67,7 @@ async def complete(request: Request, wire: CompletionRequest) -> Response:
 
 async def echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:
     """The prompts as text."""
-    model = server(request).registry.resolve(wire.model, ["generate"])
+    model = permitted(request).resolve(wire.model, ["generate"])
     prompts = several(wire.prompt)
     given = [prompt for prompt in prompts if not isinstance(prompt, str)]
     text, deadline = server(request).text, visit(request).deadline
@@ -84,7 +84,7 @@ async def chat_completions(request: Request) -> Response:
 
 async def chat(request: Request, wire: ChatRequest) -> Response:
     call = called("chatcmpl", wire)
-    model = about(request, server(request).registry.resolve(call.model, ["generate"]))
+    model = about(request, permitted(request).resolve(call.model, ["generate"]))
     count, _, utterances = await generating.spoken(request, wire, model, read_chat(wire), call.id)
     if not wire.include_reasoning:
         utterances = silent(utterances)
@@ -107,7 +107,7 @@ def called(kind: str, wire: Sampled) -> Call:
 
 async def begun(request: Request, wire: Sampled, call: Call, asked: Continuation) -> tuple[int, Answers]:
     """How many answers there will be, and the answers, not yet submitted."""
-    model = about(request, server(request).registry.resolve(call.model, ["generate"]))
+    model = about(request, permitted(request).resolve(call.model, ["generate"]))
     return await generating.begun(request, wire, model, asked, call.id)
 
 
@@ -144,19 +144,19 @@ async def embeddings(request: Request) -> Response:
 
 
 async def embed(request: Request, wire: EmbeddingRequest) -> Response:
-    model = about(request, server(request).registry.resolve(wire.model, ["embed"]))
+    model = about(request, permitted(request).resolve(wire.model, ["embed"]))
     vectors = await scores(request, wire, model, read_embedding(wire))
     return await spelled(len(vectors), lambda: write_embeddings(wire.model, wire.encoding_format, vectors))
 
 
 @router.get("/v1/models", summary="What is served and ready.")
 async def models(request: Request) -> Response:
-    return JsonResponse(write_models(server(request).registry.models()))
+    return JsonResponse(write_models(permitted(request).models()))
 
 
 @router.get("/v1/models/{name:path}", summary="One of what is served.")
 async def model(request: Request) -> Response:
-    return JsonResponse(write_model(server(request).registry.resolve(request.path_params["name"], get_args(Task))))
+    return JsonResponse(write_model(permitted(request).resolve(request.path_params["name"], get_args(Task))))
 
 
 DIALECT = Dialect(name="OpenAI", prefixes=("/v1",), error=write_error, status=attrgetter("status"), router=router)

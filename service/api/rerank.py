@@ -25,7 +25,7 @@ from service.api.dialect import (
     body,
     described,
     names_of,
-    server,
+    permitted,
     takes,
 )
 from service.api.reading import every, read
@@ -105,7 +105,7 @@ async def rerank(request: Request) -> Response:
 
 
 async def ranked(request: Request, wire: RerankRequest) -> Response:
-    model = about(request, server(request).registry.resolve(wire.model, TASKS))
+    model = about(request, permitted(request).resolve(wire.model, TASKS))
     answers = await every(await read(request, wire, model, read_rerank(wire, model)), Scores)
     values = [found.values[0] for found in answers] if model.task == "rank" else cosines(answers)
     return JsonResponse(write_rerank(wire, values, sum(found.usage.prompt_tokens for found in answers)))

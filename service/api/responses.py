@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.api.alike import write_error
-from service.api.dialect import Dialect, about, body, server, takes
+from service.api.dialect import Dialect, about, body, permitted, takes
 from service.api.generating import spoken
 from service.api.items import said, streamed
 from service.api.responses_read import read_response, repeated
@@ -30,7 +30,7 @@ async def responses(request: Request) -> Response:
 
 
 async def respond(request: Request, wire: ResponseRequest) -> Response:
-    model = about(request, server(request).registry.resolve(wire.model, ["generate"]))
+    model = about(request, permitted(request).resolve(wire.model, ["generate"]))
     call = Call(id=f"resp_{uuid.uuid4().hex}", created=int(time.time()), asked=repeated(wire))
     *_, utterances = await spoken(request, wire, model, read_response(wire), call.id)
     if wire.stream:

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.api import dialect
 from service.api.admission import Admission, Load
+from service.api.quota import Quotas
+from service.api.security import Keys
+from service.api.served import Served
 from service.api.visit import Visit
 from service.change import Change
 from service.metrics import Metrics, Watched
@@ -20,8 +22,10 @@ from service.text import Text
 from service.transcript import EventSource
 
 
-class Registry(dialect.Registry, Protocol):
+class Registry(Served, Protocol):
     """Served models, as far as HTTP asks."""
+
+    def submit(self, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]: ...
 
     def states(self) -> Mapping[str, State]: ...
 
@@ -63,6 +67,8 @@ class Server:
     text: Text
     admission: Admission
     engine: Engine
+    keys: Keys
+    quotas: Quotas
 
     def submit(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
         """All of one call, or none.  Raises Expired or Overloaded, and what the engine raises."""
@@ -72,9 +78,15 @@ class Server:
             self.admission.check_tokens(visit.owner, tokens)
             sources = self.registry.submit(model, requests)
         self.admission.take(visit.owner, tokens)
+        self.quotas.submitted(visit.owner, requests)
         self.metrics.received(model.name, model.task, len(requests))
         visit.counted = True
         return sources
+
+    @property
+    def administered(self) -> bool:
+        """Whether models may be changed by whoever has the key."""
+        return self.keys.administered
 
     @property
     def started(self) -> bool:

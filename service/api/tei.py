@@ -14,7 +14,7 @@ from starlette.responses import Response
 from service.answers import Scores
 from service.api import tokens
 from service.api.body import parsed
-from service.api.dialect import Dialect, Wire, about, body, server, takes, visit
+from service.api.dialect import Dialect, Wire, about, body, permitted, server, takes, visit
 from service.api.reading import every, read, written
 from service.api.stream import JsonResponse, answer
 from service.api.tei_wire import (
@@ -76,7 +76,7 @@ def posted(path: str, kind: type[W], summary: str) -> Callable[[Work[W]], Work[W
 
 def named(request: Request, tasks: Collection[Task]) -> Model:
     """The model in the path, or the only one that fits."""
-    registry, name = server(request).registry, request.path_params.get("name", "")
+    registry, name = permitted(request), request.path_params.get("name", "")
     return about(request, registry.resolve(name, tasks) if name else registry.only(tasks))
 
 
@@ -161,13 +161,13 @@ async def info(request: Request) -> Response:
 
 def ranking(request: Request) -> Collection[Task]:
     """A named model may do it either way; without a name it is the only one made for it, or else the only embedder."""
-    made = any(model.task == "rank" for model in server(request).registry.models())
+    made = any(model.task == "rank" for model in permitted(request).models())
     return ("rank",) if made and "name" not in request.path_params else RANKERS
 
 
 def described_by_default(request: Request) -> Collection[Task]:
     """A named model may be any; without a name it is the only encoder, or the only model if no encoder is served."""
-    encoders = any(model.task in READERS for model in server(request).registry.models())
+    encoders = any(model.task in READERS for model in permitted(request).models())
     return READERS if encoders and "name" not in request.path_params else get_args(Task)
 
 

@@ -13,7 +13,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from service.api import generating
-from service.api.dialect import Dialect, Work, about, body, server, takes
+from service.api.dialect import Dialect, Work, about, body, permitted, takes
 from service.api.drawing import wrong
 from service.api.generation_wire import INSIDE, GenerateParameters
 from service.api.generation_wire import generating as asked
@@ -61,7 +61,7 @@ async def generated(request: Request, wire: GenerateRequest, *, stream: bool) ->
 
 
 def named(request: Request, adapter: str) -> Model:
-    registry, name = server(request).registry, request.path_params.get("name", "")
+    registry, name = permitted(request), request.path_params.get("name", "")
     if adapter:
         return about(request, generating.adapted(registry, name, adapter))
     return about(request, registry.resolve(name, ["generate"]) if name else registry.only(["generate"]))

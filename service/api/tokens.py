@@ -11,7 +11,7 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from service.api.dialect import MOST_IDS, TokenId, Wire, about, at_most, body, server, takes, visit
+from service.api.dialect import MOST_IDS, TokenId, Wire, about, at_most, body, permitted, server, takes, visit
 from service.api.openai_wire import ChatRequest, read_chat
 from service.api.stream import JsonResponse, answer
 from service.model import Model
@@ -75,7 +75,7 @@ async def prompted(request: Request, model: Model, wire: Prompted) -> tuple[str,
 
 def named(request: Request, name: str) -> Model:
     """The model in the path, or in the body."""
-    return about(request, server(request).registry.resolve(request.path_params.get("name", "") or name, ALL))
+    return about(request, permitted(request).resolve(request.path_params.get("name", "") or name, ALL))
 
 
 def write_tokens(model: Model, wire: Prompted, ids: list[int]) -> dict[str, Any]:
@@ -104,6 +104,6 @@ async def template(request: Request) -> Response:
 
 
 async def templated(request: Request, wire: ConversationRequest) -> Response:
-    model = about(request, server(request).registry.resolve(wire.model, ["generate"]))
+    model = about(request, permitted(request).resolve(wire.model, ["generate"]))
     text, ids = await prompted(request, model, wire)
     return await asyncio.to_thread(lambda: JsonResponse({"prompt": text, **write_tokens(model, wire, ids)}))

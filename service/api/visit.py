@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 
 from service.errors import BadRequest, Expired
+from service.keys import NOBODY, Key
 
 SHORTEST, LONGEST = 0.001, 1e9  # seconds that a request may be given
 SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
@@ -23,12 +24,17 @@ class Visit:
 
     id: str
     arrived: float = field(default_factory=perf_counter)
-    owner: str = ""  # of the key; empty where none is asked for
+    key: Key = NOBODY  # that it shows, where one is asked for
     trace: str = ""  # its trace, if that is kept: 32 hex digits
     deadline: float = math.inf  # on `time.perf_counter`
     model: str = ""  # what it is about, and what that does, once they are known
     task: str = ""
     counted: bool = False
+
+    @property
+    def owner(self) -> str:
+        """Of the key; empty where none is asked for."""
+        return self.key.name
 
     def allow(self, seconds: float) -> None:
         """It may take so long, counted from its arrival, unless it is to be shorter already."""

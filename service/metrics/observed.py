@@ -108,7 +108,7 @@ class Metrics:
     """
 
     def __init__(self, models: Collection[str], keys: Collection[str] = (), *, vllm: bool = False) -> None:
-        self._models, self._keys = set(models), frozenset(keys)
+        self._models, self._keys = set(models), keys  # which may change
         self._described: dict[str, tuple[str, ...]] = {}  # labels of model_info
         self._watched: list[Callable[[], None]] = []  # each asks something how it is, and notes it
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="metrics")

@@ -1,0 +1,112 @@
+"""A YAML file that an operator writes, read strictly: what stands in it, and in which line.
+
+Knows no setting.  The one idea: nothing means two things.  A name stands once, there are no references to other places
+of the file, and what looks like a word is one (YAML 1.1 takes `no` for false and 1:30 for 90).
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+LARGEST = 1 << 20  # bytes of a file
+PLAIN = {  # what is no text where it stands without quotes; a part of what PyYAML puts quotes around when it writes
+    "null": (r"~|null|", ["~", "n", ""]),
+    "bool": (r"true|false", ["t", "f"]),
+    "int": (r"[-+]?(?:0|[1-9][0-9]{0,18})", list("-+0123456789")),
+    "float": (r"[-+]?(?:0|[1-9][0-9]*)\.[0-9]*(?:e[-+][0-9]+)?", list("-+0123456789")),
+}
+
+
+class FileError(ValueError):
+    """A file that cannot be used; the message begins with its name, and the line if there is one at fault."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """What stands under the names of a file, and the line of each; `path` is how it was called."""
+
+    path: str
+    values: dict[str, Any]
+    lines: dict[str, int]
+
+    def place(self, name: str) -> str:
+        return f"{self.path}:{self.lines[name]}"
+
+
+class Strict(yaml.SafeLoader):  # type: ignore[misc]  # PyYAML has no types
+    """Text to nodes.  References are refused (one that refers to another, ten deep, is a thousand million values), and
+    so are tags, which say what a value is whatever it looks like."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012  # PyYAML's own name and kind
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "tag", None):
+            problem = f"{'a reference' if isinstance(event, yaml.AliasEvent) else 'a tag'} is not read, write the value"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+
+for kind, (pattern, first) in PLAIN.items():
+    Strict.add_implicit_resolver(f"tag:yaml.org,2002:{kind}", re.compile(rf"(?:{pattern})\Z"), first)
+
+
+def read(path: str) -> Document:
+    """Raises FileError for what is no mapping of names, or has one twice, at any depth."""
+    try:
+        return document(path, Strict(content(path)))
+    except yaml.MarkedYAMLError as error:
+        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise FileError(f"{path}{line}: {error.problem}") from None
+    except yaml.reader.ReaderError as error:
+        raise FileError(f"{path} is not a YAML file: {error.reason}, at character {error.position}") from None
+    except RecursionError:
+        raise FileError(f"{path} is nested too deeply") from None
+
+
+def document(path: str, loader: Strict) -> Document:
+    node = loader.get_single_node()
+    if node is None:  # only comments
+        return Document(path, {}, {})
+    if not isinstance(node, yaml.MappingNode):
+        raise FileError(f"{path} must be a mapping, lines of the form name: value")
+    return Document(path, plain(loader, node), {name.value: name.start_mark.line + 1 for name, _ in node.value})
+
+
+def content(path: str) -> str:
+    try:
+        with Path(path).expanduser().open("rb") as file:
+            data = file.read(LARGEST + 1)
+    except OSError as error:
+        raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    if len(data) > LARGEST:
+        raise FileError(f"{path} has more than {LARGEST} bytes, at most so many are read")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise FileError(f"{path} is not UTF-8 text") from None
+
+
+def plain(loader: Strict, node: yaml.Node) -> Any:
+    """What a node says; names are text, whatever they look like."""
+    match node:
+        case yaml.MappingNode():
+            values: dict[str, Any] = {}
+            for name, value in node.value:
+                if not isinstance(name, yaml.ScalarNode) or name.value in values:
+                    problem = (
+                        f"{name.value!r} stands twice"
+                        if isinstance(name, yaml.ScalarNode)
+                        else "a name must be plain text"
+                    )
+                    raise yaml.MarkedYAMLError(problem=problem, problem_mark=name.start_mark)
+                values[name.value] = plain(loader, value)
+            return values
+        case yaml.SequenceNode():
+            return [plain(loader, item) for item in node.value]
+        case _:
+            return loader.construct_object(node)
