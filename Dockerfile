@@ -1,41 +1,47 @@
-# Two stages on one base: the first builds an environment, the second copies it and runs it as nobody in particular.
-#   BASE      an image with python3 >= 3.11 and venv
-#   TORCH     which torch: a version, or the address of a wheel; constraints.txt pins plain `torch`
-#   PIP_ARGS  more arguments for pip, such as the index that has CPU builds of torch
-#   EXTRAS    which optional parts go in
+# Two stages: the first builds an environment, the second copies it and runs it as nobody in particular, with no shell.
+#   VARIANT      cpu, or gpu: torch with CUDA; the driver comes from the host (docker run --gpus all)
+#   BASE         an image with python3 >= 3.11 and venv
+#   RUNTIME      what the second stage stands on, if not BASE: the same Python at the same path; needs neither shell nor pip
+#   TORCH_INDEX  the index that has CPU builds of torch, where those that pip knows have none: PyTorch's page "Get started"
+#                names it for pip and CPU
+#   EXTRAS       which optional parts go in
 # A pip configuration is passed as the build secret `pip`, so that neither an index nor its password stays in a layer.
 ARG BASE=python:3.12-slim
+ARG RUNTIME=${BASE}
+ARG VARIANT=cpu
 
 FROM ${BASE} AS build
-ARG TORCH=torch
-ARG PIP_ARGS=
-ARG EXTRAS=hub
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_ROOT_USER_ACTION=ignore
 WORKDIR /source
-# The compiled step wants a compiler here and none later.  Without one the image is complete, and slower.
+# The compiled step wants a compiler here and none later, whichever the base's release has; without one the image is
+# complete, and slower.
+# hadolint ignore=DL3008
 RUN command -v c++ >/dev/null \
     || { apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*; } \
     || echo "no C++ compiler: torch will compute"
-RUN python3 -m venv /opt/polyhead
+RUN python3 -m venv /opt/polyhead && install -d /opt/models
 # Torch is ten times the rest and changes least, so it has a layer of its own.
-COPY constraints.txt ./
-RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/polyhead/bin/pip install ${PIP_ARGS} -c constraints.txt "${TORCH}"
+ARG VARIANT
+ARG TORCH_INDEX=
+COPY constraints.txt deploy/torch.sh ./
+RUN --mount=type=secret,id=pip,target=/etc/pip.conf ./torch.sh "${VARIANT}" "${TORCH_INDEX}"
+ARG EXTRAS=hub,otel
 COPY . .
 RUN --mount=type=secret,id=pip,target=/etc/pip.conf \
-    /opt/polyhead/bin/pip install ${PIP_ARGS} -c constraints.txt ".[${EXTRAS}]"
-RUN /opt/polyhead/bin/python deploy/slim.py
+    /opt/polyhead/bin/pip install -c constraints.txt ".[${EXTRAS}]"
+RUN /opt/polyhead/bin/python deploy/slim.py "${VARIANT}"
 
-FROM ${BASE}
+FROM ${RUNTIME}
 ARG VERSION=unknown
 ARG REVISION=unknown
+ARG VARIANT
 LABEL org.opencontainers.image.title="polyhead" \
-      org.opencontainers.image.description="Encoder classifiers and decoder generators behind one HTTP server" \
+      org.opencontainers.image.description="Encoder classifiers and decoder generators behind one HTTP server (${VARIANT})" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
 # /models is all that is ever written to: mount checkpoints there, or let the quick start fetch its own.
-RUN install -d -o 10001 -g 10001 /models
+COPY --from=build --chown=10001:10001 /opt/models /models
 COPY --from=build /opt/polyhead /opt/polyhead
 ENV PATH=/opt/polyhead/bin:/usr/local/bin:/usr/bin:/bin \
     HOME=/models \

@@ -1,7 +1,9 @@
 #!/bin/bash
 # Builds the container image with docker where an engine answers, otherwise with buildah.
-#   NAME=polyhead  BASE=python:3.12-slim  TORCH=torch  PIP_ARGS=  EXTRAS=hub     deploy/image.sh
+#   NAME=polyhead  VARIANT=cpu  TORCH_INDEX=  BASE=python:3.12-slim  EXTRAS=hub,otel     deploy/image.sh
+# VARIANT=gpu has torch with CUDA in it; TORCH_INDEX is explained in the Dockerfile.
 # With buildah and no BASE given, the base is made from Debian packages (deploy/base.sh): no image registry is asked.
+# Where buildah cannot mount layers over each other, STORAGE_DRIVER=vfs copies them.
 # The pip configuration of this machine is passed on as a build secret; it is in no layer.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,10 +20,11 @@ trap 'rm -f "$secret"' EXIT
 arguments=(
   --tag "$name"
   --secret "id=pip,src=$secret"
-  --build-arg "VERSION=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)"
-  --build-arg "REVISION=$(git rev-parse HEAD 2>/dev/null || echo unknown)"
+  # No build arguments: buildah would find the layer of another revision in its cache, and call this one so.
+  --label "org.opencontainers.image.version=$(sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)"
+  --label "org.opencontainers.image.revision=$(git rev-parse HEAD 2>/dev/null || echo unknown)"
 )
-for option in BASE TORCH PIP_ARGS EXTRAS; do
+for option in VARIANT TORCH_INDEX BASE RUNTIME EXTRAS; do
   [ -z "${!option:-}" ] || arguments+=(--build-arg "$option=${!option}")
 done
 

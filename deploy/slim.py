@@ -1,4 +1,4 @@
-"""Takes out of an installed environment what serving never reads, and compiles what it does.
+"""Takes out of an installed environment what serving never reads, and compiles what it does: `slim.py VARIANT`.
 
 Run once, by the environment's own Python, while the image is built.  It does not know what the server does: it imports
 the packages and looks at what that loaded.  The one idea: bytecode doubles the size of everything Python, so the big
@@ -12,6 +12,7 @@ import re
 import shutil
 import sys
 import sysconfig
+from importlib import metadata
 from pathlib import Path
 from py_compile import PycInvalidationMode
 
@@ -57,8 +58,22 @@ def compile_all() -> None:
         compileall.compile_file(file, quiet=2, invalidation_mode=mode)
 
 
+def verify(variant: str) -> None:
+    """Ends the build if an image for CPUs has CUDA in it, gigabytes that nobody asked for, or one for GPUs has none."""
+    import torch
+
+    packages = sorted(
+        {found.name for found in metadata.distributions() if found.name.startswith(("nvidia-", "triton"))}
+    )
+    if variant == "cpu" and (torch.version.cuda or packages):
+        sys.exit(f"VARIANT=cpu, but torch {torch.__version__} is built with CUDA and brought {', '.join(packages)}")
+    if variant == "gpu" and not torch.version.cuda:
+        sys.exit(f"VARIANT=gpu, but torch {torch.__version__} is built without CUDA: an index has only that one")
+
+
 if __name__ == "__main__":
     sys.dont_write_bytecode = True
+    verify(sys.argv[1])
     remove()
     load()
     compile_all()
