@@ -10,7 +10,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on
 PINS = pyproject.toml constraints.txt
 
 .DEFAULT_GOAL = help
-.PHONY: help setup models serve test lint types layers tests format bench soak conformance image clean
+.PHONY: help setup models serve test lint types layers tests format bench soak conformance image manifests clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -27,9 +27,10 @@ serve: .venv/.native  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
 test: .venv/.dev .venv/.native .venv/.prometheus  ## everything CI runs
 	@$(MAKE) --no-print-directory --jobs=2 lint layers types tests
 
-lint: .venv/.dev  ## ruff: rules and format
+lint: .venv/.dev  ## ruff: rules and format; hadolint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint Dockerfile
 
 types: .venv/.dev  ## mypy --strict
 	$(BIN)/mypy
@@ -55,8 +56,11 @@ conformance: .venv/.dev .venv/.native  ## the official clients; lm-eval's log-pr
 	$(BIN)/polyhead models
 	$(BIN)/python -m benchmarks.conformance --install
 
-image:  ## build the container image; NAME=polyhead BASE=... TORCH=...
+image:  ## build the container image; NAME=polyhead VARIANT=cpu TORCH_INDEX=...
 	deploy/image.sh
+
+manifests: .venv/.helm  ## write the plain Kubernetes manifests out of the Helm chart
+	HELM=.venv/tools/helm deploy/kustomize/render.sh
 
 clean:  ## remove what these targets made, .venv included
 	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
@@ -75,6 +79,11 @@ clean:  ## remove what these targets made, .venv included
 .venv/.dev: .venv/.core $(PINS)
 	$(PIP) -e '.[dev]'
 	@touch $@
+
+# What the charts are tested by; where it cannot be had their tests are skipped, and make asks again next time.
+test tests: .venv/.helm
+.venv/.helm: deploy/helm/fetch.py | .venv/.core
+	@$(BIN)/python deploy/helm/fetch.py .venv/tools && touch $@ || echo "No helm: tests of the charts are skipped." >&2
 
 # Compiles nothing that is made of these sources already.
 .venv/.native: .venv/.core models/native/build.py $(wildcard models/native/src/*)

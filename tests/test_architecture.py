@@ -43,6 +43,7 @@ URL_HOSTS = {
     "github.com",
     "huggingface.co",
     "json-schema.org",
+    "prometheus-operated.monitoring.svc",  # a Service inside a cluster: where the operator's Prometheus is
     "www.apache.org",
     "www.w3.org",
 }

@@ -1,0 +1,143 @@
+{{- define "polyhead.pod" -}}
+serviceAccountName: {{ include "polyhead.serviceAccount" . }}
+automountServiceAccountToken: false
+enableServiceLinks: false
+terminationGracePeriodSeconds: {{ include "polyhead.graceSeconds" . }}
+securityContext:
+  runAsNonRoot: true
+  runAsUser: 10001
+  runAsGroup: 10001
+  fsGroup: 10001
+  fsGroupChangePolicy: OnRootMismatch
+  seccompProfile: {type: RuntimeDefault}
+{{- with .Values.imagePullSecrets }}
+imagePullSecrets:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .Values.gpu.runtimeClass }}
+runtimeClassName: {{ . }}
+{{- end }}
+{{- with .Values.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.affinity }}
+affinity:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- if .Values.spread }}
+topologySpreadConstraints:
+  {{- range $key := list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+  - topologyKey: {{ $key }}
+    maxSkew: 1
+    whenUnsatisfiable: ScheduleAnyway
+    labelSelector:
+      matchLabels:
+        {{- include "polyhead.selector" $ | nindent 8 }}
+  {{- end }}
+{{- end }}
+containers:
+  - name: polyhead
+    {{- include "polyhead.container" . | nindent 4 }}
+volumes:
+  {{- include "polyhead.volumes" . | nindent 2 }}
+{{- end }}
+
+{{- define "polyhead.container" -}}
+image: {{ include "polyhead.image" . | quote }}
+imagePullPolicy: {{ .Values.image.pullPolicy }}
+args:
+  - serve
+  - --config
+  - /etc/polyhead/polyhead.yaml
+  {{- if .Values.extraArgs }}
+  {{- include "polyhead.args" . | nindent 2 }}
+  {{- end }}
+ports:
+  - {name: http, containerPort: 8000}
+env:
+  - {name: POLYHEAD_HOST, value: "0.0.0.0"}
+  - {name: POLYHEAD_PORT, value: "8000"}
+  - {name: XDG_CACHE_HOME, value: /cache}
+  {{- if .Values.keys.fileSecret }}
+  - {name: POLYHEAD_KEYS_FILE, value: /etc/polyhead-keys/keys.yaml}
+  {{- end }}
+  {{- if .Values.extraEnv }}
+  {{- include "polyhead.env" . | nindent 2 }}
+  {{- end }}
+{{- with .Values.keys.secret }}
+envFrom:
+  - secretRef: {name: {{ . }}}
+{{- end }}
+startupProbe:
+  httpGet: {path: /startupz, port: http}
+  periodSeconds: 2
+  timeoutSeconds: 2
+  failureThreshold: {{ div (add (int .Values.probes.startupSeconds) 1) 2 }}
+livenessProbe:
+  httpGet: {path: /livez, port: http}
+  {{- toYaml .Values.probes.live | nindent 2 }}
+readinessProbe:
+  httpGet: {path: /readyz, port: http}
+  {{- toYaml .Values.probes.ready | nindent 2 }}
+{{- if .Values.preStopSeconds }}
+lifecycle:
+  preStop:
+    sleep: {seconds: {{ .Values.preStopSeconds }}}
+{{- end }}
+resources:
+  {{- include "polyhead.resources" . | nindent 2 }}
+securityContext:
+  allowPrivilegeEscalation: false
+  privileged: false
+  readOnlyRootFilesystem: true
+  capabilities: {drop: [ALL]}
+volumeMounts:
+  - {name: config, mountPath: /etc/polyhead, readOnly: true}
+  - {name: cache, mountPath: /cache}
+  - {name: tmp, mountPath: /tmp}
+  {{- if .Values.keys.fileSecret }}
+  - {name: keys, mountPath: /etc/polyhead-keys, readOnly: true}
+  {{- end }}
+  {{- if include "polyhead.modelVolume" . }}
+  - {name: models, mountPath: /models, readOnly: true}
+  {{- end }}
+{{- end }}
+
+{{- define "polyhead.resources" -}}
+requests:
+  {{- toYaml .Values.resources.requests | nindent 2 }}
+limits:
+  {{- toYaml .Values.resources.limits | nindent 2 }}
+  {{- if gt (int .Values.gpu.count) 0 }}
+  {{ .Values.gpu.resource }}: {{ .Values.gpu.count | quote }}
+  {{- end }}
+{{- end }}
+
+{{- define "polyhead.volumes" -}}
+- name: config
+  configMap: {name: {{ include "polyhead.fullname" . }}}
+- name: tmp
+  emptyDir: {sizeLimit: 1Gi}
+- name: cache
+  {{- if .Values.models.cache.claim }}
+  persistentVolumeClaim: {claimName: {{ .Values.models.cache.claim }}}
+  {{- else }}
+  emptyDir: {sizeLimit: {{ .Values.models.cache.size }}}
+  {{- end }}
+{{- with .Values.keys.fileSecret }}
+- name: keys
+  secret: {secretName: {{ . }}, defaultMode: 0440}
+{{- end }}
+{{- with include "polyhead.modelVolume" . }}
+- name: models
+  {{- . | nindent 2 }}
+{{- end }}
+{{- end }}
