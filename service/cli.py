@@ -70,9 +70,20 @@ def run(chosen: Any) -> int:
 
     logs.configure(chosen.log_format, chosen.log_level)
     try:
-        return serve_models(chosen)
+        return serve_models(chosen, traces=traced(chosen))
     except ModelError as error:
         raise fail(error) from None
+
+
+def traced(chosen: Any) -> Any:
+    """Who is told of requests.  Where no traces are wanted nothing of OpenTelemetry's is loaded."""
+    if not chosen.otlp_endpoint:
+        from service.api.record import UNTRACED
+
+        return UNTRACED
+    from service.traces import Spans
+
+    return Spans(chosen)
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from models.heads import LanguageHead
 from service.engine.encoder import Encoder
 from service.engine.generator import Generator
 from service.engine.reading import Head
-from service.engine.worker import StepReport, Worker
+from service.engine.worker import Course, StepReport, Worker
 from service.executors import executor_of, prepare, sampler_of
 from service.place import placed
 from service.request import Done, Encode, Encoded, Event, Failed, Filled, Generate, Request, Sampling, Table, Token
@@ -49,6 +49,7 @@ class Question:
 
     request: Request
     submitted: float = field(default_factory=perf_counter)
+    course: Course = field(default_factory=Course)
     events: list[Event] = field(default_factory=list)
 
     def receive(self, event: Event) -> None:

@@ -1,10 +1,13 @@
 """How the server writes its log: one line a message on standard error, for people or for machines.
 
 Knows nothing of what is logged.  The one idea: prompts, answers and keys are never handed to a logger, so no format
-can leak them; what else a message knows goes in `extra` and becomes fields in JSON.
+can leak them; what else a message knows goes in `extra` and becomes fields in JSON.  And whatever a message quotes,
+nobody but this module begins a line: what could (or could move a terminal's cursor, or turn its text around) is
+written out.
 """
 
 import logging
+import re
 import sys
 import time
 from typing import Any, Literal
@@ -13,6 +16,28 @@ import orjson
 
 PLAIN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "color_message", "taskName"}
 LIBRARIES = ("uvicorn", "httpx", "httpcore", "huggingface_hub")  # they tell at "info" what we tell better
+COMPLAINERS = ("opentelemetry.trace",)  # warn of clients' headers, of which the standard says to ignore them
+
+# Controls (C0, DEL, C1), what ends a line in Unicode, what changes the direction of text, and halves of characters.
+UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
+WRITTEN_OUT = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+CONTINUED = "  | "  # before every further line of a message: a traceback has some
+
+
+def safe(text: str) -> str:
+    """`text` on one line, and nothing in it but what can be seen."""
+    return UNSAFE.sub(lambda found: WRITTEN_OUT.get(found[0], f"\\u{ord(found[0]):04x}"), text)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """Time, level and message on one line; the lines of a traceback below it, each marked as such."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        message = record.getMessage().rstrip()
+        lines = [f"{self.formatTime(record, '%H:%M:%S')} {record.levelname:<7} {safe(message)}"]
+        if record.exc_info:
+            lines += [CONTINUED + safe(line) for line in self.formatException(record.exc_info).split("\n")]
+        return "\n".join(lines)
 
 
 class JsonFormatter(logging.Formatter):
@@ -23,19 +48,27 @@ class JsonFormatter(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": whole(record.getMessage()),
         }
         line |= {key: value for key, value in vars(record).items() if key not in PLAIN}
         if record.exc_info:
-            line["traceback"] = self.formatException(record.exc_info)
-        return orjson.dumps(line, default=str).decode()
+            line["traceback"] = whole(self.formatException(record.exc_info))
+        # What JSON lets stand in a string, terminals and readers of lines may not.
+        return UNSAFE.sub(lambda found: f"\\u{ord(found[0]):04x}", orjson.dumps(line, default=str).decode())
+
+
+def whole(text: str) -> str:
+    """`text` without halves of characters, which JSON has no way to write."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def configure(shape: Literal["console", "json"], level: str) -> None:
-    """Send everything that is logged to standard error; replaces what was configured before."""
+    """Send everything that is logged to standard error, warnings too; replaces what was configured before."""
     stream = logging.StreamHandler(sys.stderr)
-    plain = logging.Formatter("%(asctime)s %(levelname)-7s %(message)s", "%H:%M:%S")
-    stream.setFormatter(JsonFormatter() if shape == "json" else plain)
+    stream.setFormatter(JsonFormatter() if shape == "json" else ConsoleFormatter())
     logging.basicConfig(handlers=[stream], level=level.upper(), force=True)
+    logging.captureWarnings(True)
     for name in LIBRARIES:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+    for name in COMPLAINERS:
+        logging.getLogger(name).setLevel(max(logging.ERROR, logging.getLogger().level))

@@ -33,6 +33,7 @@ from service.api.alike import write_error
 from service.api.app import build
 from service.api.connection import Connection, Edge
 from service.api.quota import Quotas
+from service.api.record import UNTRACED, Traces
 from service.api.security import Keys, follow
 from service.api.server import Server
 from service.engine.engine import Engine
@@ -52,6 +53,8 @@ WAITING = 2048  # connections that the kernel keeps until they are taken
 TAKEN = 16  # of them at once, each before the next could find that no more files may be open
 SWITCH = 0.0005  # seconds a busy thread computes before it lets another one
 SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel keeps for a client that doesn't read; Linux doubles it
+
+Told = Callable[[Registry], None]
 
 log = logging.getLogger("polyhead")
 
@@ -86,11 +89,12 @@ def unchanged(executor: Executor) -> Executor:
     return executor
 
 
-def serve(settings: Settings, executed: Executed = unchanged) -> int:
+def serve(settings: Settings, executed: Executed = unchanged, traces: Traces = UNTRACED) -> int:
     """Serve until a signal comes; the exit status.  1 if no model could be loaded.
 
-    `executed` gets every executor and gives the one to be used: tests put faults in between.  Raises SettingsError if
-    the address cannot be listened on, CheckpointError if quick-start models cannot be fetched.
+    `executed` gets every executor and gives the one to be used: tests put faults in between.  `traces` is told of every
+    request.  Raises SettingsError if the address cannot be listened on, CheckpointError if quick-start models cannot be
+    fetched.
     """
     imported = age()
     listener = bound(settings.host, settings.port)
@@ -98,7 +102,7 @@ def serve(settings: Settings, executed: Executed = unchanged) -> int:
         quickstart.fetch_all(settings.model_dir)
         settings = settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
     clock = Clock(imported, age())
-    app = assemble(settings, lambda registry: process.settled(registry, clock), executed)
+    app = assemble(settings, lambda registry: process.settled(registry, clock), executed, traces)
     process = Process(settings, app, listener)
     share_the_interpreter()
     process.run(sockets=[listener])
@@ -115,7 +119,7 @@ def share_the_interpreter() -> None:
     sys.setswitchinterval(SWITCH)
 
 
-def assemble(settings: Settings, settled: Callable[[Registry], None], executed: Executed = unchanged) -> FastAPI:
+def assemble(settings: Settings, settled: Told, executed: Executed = unchanged, traces: Traces = UNTRACED) -> FastAPI:
     """The application, its engine and its models; `settled` hears when every model is ready or broken."""
     keys, quotas = Keys(settings), Quotas()
     metrics = Metrics(settings.models, keys.names, vllm=settings.vllm_metrics)
@@ -133,6 +137,7 @@ def assemble(settings: Settings, settled: Callable[[Registry], None], executed: 
         engine=engine,
         keys=keys,
         quotas=quotas,
+        traces=traces,
     )
 
     @asynccontextmanager
@@ -146,6 +151,7 @@ def assemble(settings: Settings, settled: Callable[[Registry], None], executed: 
         await engine.close(0)  # what was in flight has had its time
         text.close()
         await asyncio.wait([loading])
+        await traces.close()
 
     app = build(server, lifespan)
     app.state.stop = lambda: engine.close(0)

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
@@ -195,6 +196,15 @@ class Settings(BaseSettings):
     log_format: Literal["console", "json"] = Field("console", description="One line a message, for people or machines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
 
+    otlp_endpoint: str = Field(
+        "",
+        description="Address of an OpenTelemetry collector that takes OTLP over HTTP, as in http://collector:4318; "
+        "empty: no traces.",
+    )
+    trace_ratio: float = Field(
+        1.0, ge=0, le=1, description="Part of the requests that are traced, of those that come without a trace."
+    )
+
     @field_validator(*PAIRS, mode="before")
     @classmethod
     def pairs(cls, value: Any, info: ValidationInfo) -> Any:
@@ -265,6 +275,19 @@ class Settings(BaseSettings):
             if base and base not in value:
                 raise ValueError(f"{name!r} is an adapter of {base!r}, which is not served; name its source too")
         return value
+
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def reachable(cls, value: str) -> str:
+        """The base, as OTEL_EXPORTER_OTLP_ENDPOINT has it; what it is must be plain before anything is sent."""
+        base, address = value.rstrip("/"), urlsplit(value)
+        if value and (address.scheme not in ("http", "https") or not address.hostname):
+            raise ValueError("must be an address, as in http://collector:4318")
+        if address.username is not None or address.query or address.fragment:
+            raise ValueError("must have no user, query or fragment; headers go into OTEL_EXPORTER_OTLP_HEADERS")
+        if base.endswith("/v1/traces"):
+            raise ValueError("must be the collector's address without /v1/traces, which is added")
+        return base
 
     @field_validator("model_dir")
     @classmethod

@@ -9,9 +9,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Literal, Protocol, TypeVar
 
 from models.tokenizer import Tokenizer
+from service.engine.worker import Course
 from service.request import Done, Event, Failed, Generate, Prompted, Request, Token
 
 LOWEST_LOGPROB = -9999.0  # what is said for minus infinity, which JSON has no word for
@@ -22,6 +24,9 @@ class EventSource(Protocol):
 
     `answered` says that who closes has all that was wanted.
     """
+
+    @property
+    def course(self) -> Course: ...
 
     def __aiter__(self) -> AsyncIterator[Event]: ...
 
@@ -260,7 +265,9 @@ async def pieces(transcript: Transcript, source: EventSource) -> AsyncGenerator[
     async for event in source:
         match event:
             case Token():
+                began = perf_counter()
                 piece = transcript.push(event)
+                source.course.wrote(began)
                 if transcript.stopped:
                     source.close(answered=True)
                     yield replace(piece, finish="stop", usage=transcript.usage, stop=transcript.tail.found)
@@ -270,7 +277,10 @@ async def pieces(transcript: Transcript, source: EventSource) -> AsyncGenerator[
             case Prompted():
                 yield transcript.prompt(event)
             case Done():
-                yield transcript.close(event)
+                began = perf_counter()
+                piece = transcript.close(event)
+                source.course.wrote(began)
+                yield piece
             case Failed():
                 raise event.error
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from models.executor import Rows
-from service.engine.worker import Ended, StepReport, Worker
+from service.engine.worker import Course, Ended, StepReport, Worker
 from service.request import Done, Event, Failed, Generate, Request, Sampling, Token
 
 WORDS = 23
@@ -135,6 +135,7 @@ class Ask:
     request: Request
     submitted: float = 0.0
     events: list[Event] = field(default_factory=list)
+    course: Course = field(default_factory=Course)
 
     def receive(self, event: Event) -> None:
         assert not self.ended, "an event after the end"

@@ -16,6 +16,7 @@ from service.api.app import build
 from service.api.quota import Quotas
 from service.api.security import Keys
 from service.api.server import Server
+from service.engine.worker import Course
 from service.errors import BadRequest, NotFound, WrongTask
 from service.metrics import Metrics, Open
 from service.model import Model, State
@@ -54,6 +55,7 @@ class Source:
         self.script = iter(script)
         self.closed = asyncio.Event()
         self.given = 0
+        self.course = Course()
         self.ended = self.answered = self.aborted = False
 
     async def __aiter__(self) -> AsyncIterator[Event]:
@@ -66,6 +68,7 @@ class Source:
             await asyncio.sleep(0)
             self.given += 1
             self.ended = not isinstance(event, Token | Encoded)
+            self.course.outcome = "done" if self.ended else self.course.outcome
             yield event
 
     def close(self, *, answered: bool = False) -> None:

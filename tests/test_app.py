@@ -132,7 +132,7 @@ def test_any_of_several_keys_opens_and_says_whose_it_is(
     assert registry.requests[0].terms.owner == owner
     [line] = [record for record in caplog.records if record.name == "polyhead.http"]
     assert f" ms for {owner} [" in line.getMessage()
-    assert vars(line)["owner"] == owner
+    assert vars(line)["key"] == owner
     assert f"'{key}'" not in repr(vars(line))
 
 
@@ -252,6 +252,7 @@ def test_a_fault_of_ours_is_500_with_an_id_and_without_a_traceback(
     assert answer.headers["x-request-id"] == "mine"
     assert "secret" not in answer.text
     assert "GET /v1/fault 500" in caplog.text
+    assert "[mine]: failed, internal_error" in caplog.text
 
 
 # Where to begin
@@ -277,7 +278,7 @@ def test_the_log_has_a_line_a_request_without_prompt_and_key(talker: Model, capl
     lines = [record.getMessage() for record in caplog.records if record.name == "polyhead.http"]
     assert len(lines) == 2
     assert lines[0].startswith("POST /v1/completions 200 in ")
-    assert lines[0].endswith(" ms for default [mine]")
+    assert " ms for default [mine]: done, talker, " in lines[0]
     assert lines[1].startswith("GET /v1/models%0Aforged%20line 404")
     assert "s3cret" not in caplog.text
     assert "fox" not in caplog.text

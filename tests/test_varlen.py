@@ -29,6 +29,7 @@ from models.workspace import block_bytes
 from service import place
 from service.budget import Sized, need
 from service.engine.generator import Generator
+from service.engine.worker import Course
 from service.executors import called, executor_of
 from service.place import placed
 from service.request import Done, Generate, Sampling
@@ -251,7 +252,7 @@ def test_padding_writes_nothing_anybody_reads() -> None:
 
 class Question:
     def __init__(self, request: Generate) -> None:
-        self.request, self.submitted, self.events = request, 0.0, list[Any]()
+        self.request, self.submitted, self.events, self.course = request, 0.0, list[Any](), Course()
 
     def receive(self, event: Any) -> None:
         self.events.append(event)

@@ -13,6 +13,7 @@ from models.native.executor import NativeExecutor
 from models.native.plan import Precision
 from service.engine.encoder import Encoder
 from service.engine.reading import Head
+from service.engine.worker import Course
 from service.request import Encode as Asked
 from service.request import Encoded, Event, Failed, Request
 
@@ -26,6 +27,7 @@ class Question:
     request: Request
     values: list[float] = field(default_factory=list)
     submitted: float = field(default_factory=perf_counter)
+    course: Course = field(default_factory=Course)
 
     def receive(self, event: Event) -> None:
         match event:

@@ -21,6 +21,7 @@ from models.heads import LanguageHead
 from models.native.executor import BLOCK, NativeExecutor
 from models.native.plan import Precision
 from service.engine.generator import Generator
+from service.engine.worker import Course
 from service.request import Event, Failed, Request, Sampling, Token
 from service.request import Generate as Asked
 
@@ -34,6 +35,7 @@ class Question:
     request: Request
     answer: Answer = field(default_factory=Answer)
     submitted: float = field(default_factory=perf_counter)
+    course: Course = field(default_factory=Course)
 
     def receive(self, event: Event) -> None:
         match event:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from service.api.anthropic_read import read_count, read_messages
 from service.api.anthropic_wire import CountRequest, MessagesRequest
 from service.api.anthropic_write import PING, Call, Events, write_count, write_error, write_message
-from service.api.dialect import Dialect, about, body, permitted, server, takes, terms
+from service.api.dialect import Dialect, about, body, permitted, server, takes, terms, visit
 from service.api.generating import spoken
 from service.api.items import said, streamed
 from service.api.stream import EventStream, JsonResponse, answer, events, named
@@ -52,7 +52,8 @@ async def count(request: Request, wire: CountRequest) -> Response:
     [chat] = fitted(read_count(wire), model).prompts
     assert isinstance(chat, Chat), "a conversation"
     deadline = terms(request, wire).deadline
-    _, ids = await server(request).text.prompted(model, chat, "messages", special=False, deadline=deadline)
+    with visit(request).tokenising():
+        _, ids = await server(request).text.prompted(model, chat, "messages", special=False, deadline=deadline)
     return JsonResponse(write_count(len(ids)))
 
 

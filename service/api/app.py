@@ -39,6 +39,7 @@ from service.errors import (
     MethodNotAllowed,
     NotFound,
     PolyheadError,
+    Stopped,
     Unauthorized,
 )
 from service.metrics import Missed
@@ -66,6 +67,7 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
         summary="Encoder classifiers and decoder generators behind one HTTP server.",
         lifespan=lifespan,
         redirect_slashes=False,
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # see service.traces
     )
     app.state.server = server
     server.metrics.watch_in_flight(lambda: server.admission.in_flight)
@@ -112,6 +114,7 @@ def install_handlers(app: FastAPI, refuse: Refuse) -> None:
 
 def respond(server: Server, visit: Visit, path: str, error: PolyheadError) -> Response:
     """`error` as the dialect that owns `path` says it; counted, unless the engine counts the request."""
+    visit.outcome, visit.reason = outcome(error), error.code
     if not visit.counted:
         visit.counted = True
         server.metrics.missed(missed(error), error.code, error.model or visit.model, error.task or visit.task)
@@ -128,6 +131,11 @@ def missed(error: PolyheadError) -> Missed:
             return "aborted"
         case _:
             return "rejected"
+
+
+def outcome(error: PolyheadError) -> str:
+    """How a request ends that this is said to."""
+    return "failed" if error.status == 500 or isinstance(error, Stopped) else missed(error)
 
 
 def owner(path: str) -> Dialect:

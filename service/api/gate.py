@@ -17,6 +17,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.api.quota import as_anthropic, as_openai
+from service.api.record import UNTRACED, Record, Trace
 from service.api.security import access, authorization, speaks_anthropic
 from service.api.server import Server
 from service.api.visit import HEADER, IDS, Visit, seconds
@@ -25,9 +26,8 @@ from service.settings import Settings
 
 Refuse = Callable[[Visit, str, PolyheadError], Response]
 
+UNASKED = ("public", "metrics")  # what asks nothing of a model, again and again
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
-LONGEST_PATH = 200  # characters of a path in the log
-METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 
 log = logging.getLogger("polyhead.http")
 
@@ -44,18 +44,32 @@ class Gate:
             return
         status, visit = 500, Visit(request_id(Headers(scope=scope)))
         scope.setdefault("state", {})["visit"] = visit
+        trace = self.trace(visit, scope)
+        told = {**dict.fromkeys(IDS, visit.id), **trace.headers}
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(dict.fromkeys(IDS, visit.id) | self.left(visit, scope["path"]))
+                MutableHeaders(scope=message).update(told | self.left(visit, scope["path"]))
             await send(message)
 
+        foreseen = False
         try:
             await self.let_in(visit, scope, receive, send_with_id)
+            foreseen = True
         finally:
-            self.note(visit, scope, status)
+            if not foreseen:
+                visit.outcome, visit.reason = "failed", PolyheadError.code
+            self.note(visit, scope, status, trace)
+
+    def trace(self, visit: Visit, scope: Scope) -> Trace:
+        """Of whatever asks for something; probes and pages that anybody may read would be most of all traces."""
+        if access(scope["path"], scope["method"]) in UNASKED:
+            return UNTRACED
+        trace = self.server.traces.begin(visit.arrived, Headers(scope=scope))
+        visit.trace = trace.id
+        return trace
 
     async def let_in(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         """Check what can be checked without the body; only verbs that ask for work take a place in flight."""
@@ -66,6 +80,7 @@ class Gate:
             self.server.keys.check(visit.key, kind)
             visit.counted = administers = kind == "admin"  # it asks nothing of a model
             if scope["method"] in ("GET", "HEAD"):
+                visit.admitted = time.perf_counter()
                 await self.app(scope, receive, send)
                 return
             if kind == "inference":
@@ -74,6 +89,7 @@ class Gate:
             limits = self.server.settings
             check_length(headers.get("content-length", ""), limits.max_body_bytes)
             with nullcontext() if administers else self.server.admission.admitted(visit.owner):
+                visit.admitted = time.perf_counter()
                 await self.app(scope, limited(receive, limits, visit), send)
         except PolyheadError as error:
             await self.refuse(visit, scope["path"], error)(scope, receive, send)
@@ -89,18 +105,13 @@ class Gate:
         if HEADER in headers:
             visit.allow(seconds(headers[HEADER]))
 
-    def note(self, visit: Visit, scope: Scope, status: int) -> None:
-        """One line in the log and one count; nothing of headers, query or body."""
-        took = time.perf_counter() - visit.arrived
-        route = getattr(scope.get("route"), "path", "")
-        method = scope["method"] if scope["method"] in METHODS else "other"
-        self.server.metrics.answered(method, route, status, visit.owner)
-        path = scope.get("raw_path", b"").decode("ascii", "replace")[:LONGEST_PATH]
-        level = logging.DEBUG if access(scope["path"], method) in ("public", "metrics") else logging.INFO
-        fields = {"request_id": visit.id, "method": method, "path": path, "status": status, "seconds": round(took, 6)}
-        whose = f" for {visit.owner}" if visit.owner else ""
-        told = (method, path, status, took * 1000, whose, visit.id)
-        log.log(level, "%s %s %d in %.1f ms%s [%s]", *told, extra=fields | {"owner": visit.owner})
+    def note(self, visit: Visit, scope: Scope, status: int, trace: Trace) -> None:
+        """One count, one line in the log, and the end of its trace; nothing of headers, query or body."""
+        record = Record.of(visit, scope, status)
+        self.server.metrics.answered(record.method, record.route, record.status, visit.owner)
+        level = logging.DEBUG if access(scope["path"], record.method) in UNASKED else logging.INFO
+        log.log(level, "%s", record, extra=record.fields)
+        trace.end(record)
 
 
 def request_id(headers: Headers) -> str:

@@ -27,7 +27,8 @@ async def begun(request: Request, wire: Work, model: Model, asked: Continuation,
 
     Of several to one prompt the first comes first, then those to the next prompt.
     """
-    requests = await server(request).text.prompts(model, apart(request, asked), call, terms(request, wire))
+    with visit(request).tokenising():
+        requests = await server(request).text.prompts(model, apart(request, asked), call, terms(request, wire))
     return len(asked.prompts) * asked.count, answers(request, model, asked, requests)
 
 
@@ -37,7 +38,8 @@ async def spoken(request: Request, wire: Work, model: Model, talk: Talk, call: s
         asked = apart(request, fitted(talk, model))
     text, conditions = server(request).text, terms(request, wire)
     try:
-        requests = await text.prompts(model, asked, call, conditions)
+        with visit(request).tokenising():
+            requests = await text.prompts(model, asked, call, conditions)
     except BadRequest as error:
         if error.param == talk.tools.field:  # with one of them, which its own schema tells
             await text.check(model, parts(talk.tools), conditions.deadline)

@@ -15,7 +15,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from service.answers import Reply, Scores, replies
-from service.api.dialect import Work, server, submitter, terms
+from service.api.dialect import Work, server, submitter, terms, visit
 from service.api.stream import JsonResponse, LineStream, events, line
 from service.errors import PolyheadError
 from service.inputs import Reading
@@ -47,7 +47,8 @@ class Writing:
 async def read(request: Request, wire: Work, model: Model, asked: Reading) -> Replies:
     """The answers as they come.  Raises what is wrong with the texts; nothing is submitted yet."""
     call = f"{model.task}-{uuid.uuid4().hex}"
-    reads = await server(request).text.inputs(model, asked, call, terms(request, wire))
+    with visit(request).tokenising():
+        reads = await server(request).text.inputs(model, asked, call, terms(request, wire))
     ahead = STEPS * server(request).settings.encoder_step_tokens
     return replies(model, asked, reads, submitter(request, model), ahead)
 

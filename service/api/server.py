@@ -10,6 +10,7 @@ from typing import Protocol
 
 from service.api.admission import Admission, Load
 from service.api.quota import Quotas
+from service.api.record import UNTRACED, Traces
 from service.api.security import Keys
 from service.api.served import Served
 from service.api.visit import Visit
@@ -69,6 +70,7 @@ class Server:
     engine: Engine
     keys: Keys
     quotas: Quotas
+    traces: Traces = UNTRACED
 
     def submit(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
         """All of one call, or none.  Raises Expired or Overloaded, and what the engine raises."""
@@ -81,6 +83,7 @@ class Server:
         self.quotas.submitted(visit.owner, requests)
         self.metrics.received(model.name, model.task, len(requests))
         visit.counted = True
+        visit.courses += [source.course for source in sources]
         return sources
 
     @property

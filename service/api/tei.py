@@ -138,7 +138,8 @@ async def tokenized(request: Request, wire: TokenizeRequest) -> Response:
     texts = [wire.inputs] if isinstance(wire.inputs, str) else wire.inputs
     model = named(request, described_by_default(request))
     special, deadline = wire.add_special_tokens, visit(request).deadline
-    encodings = await server(request).text.tokens(model, texts, special=special, deadline=deadline)
+    with visit(request).tokenising():
+        encodings = await server(request).text.tokens(model, texts, special=special, deadline=deadline)
     # a long text has as many entries as tokens: not on the event loop
     return await asyncio.to_thread(lambda: JsonResponse(write_tokenize(texts, encodings)))
 

@@ -58,7 +58,8 @@ def read(value: Any) -> Prompted | None:
 async def tokenized(request: Request, wire: Prompted) -> Response:
     """What POST /tokenize answers."""
     model = named(request, wire.model)
-    _, ids = await prompted(request, model, wire)
+    with visit(request).tokenising():
+        _, ids = await prompted(request, model, wire)
     # a long text has as many entries as tokens: not on the event loop
     return await asyncio.to_thread(lambda: JsonResponse(write_tokens(model, wire, ids)))
 
@@ -105,5 +106,6 @@ async def template(request: Request) -> Response:
 
 async def templated(request: Request, wire: ConversationRequest) -> Response:
     model = about(request, permitted(request).resolve(wire.model, ["generate"]))
-    text, ids = await prompted(request, model, wire)
+    with visit(request).tokenising():
+        text, ids = await prompted(request, model, wire)
     return await asyncio.to_thread(lambda: JsonResponse({"prompt": text, **write_tokens(model, wire, ids)}))

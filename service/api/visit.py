@@ -6,9 +6,12 @@ request adds what it finds out, so that however the request ends there is one pl
 
 import math
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import perf_counter
 
+from service.engine.worker import Course
 from service.errors import BadRequest, Expired
 from service.keys import NOBODY, Key
 
@@ -30,6 +33,11 @@ class Visit:
     model: str = ""  # what it is about, and what that does, once they are known
     task: str = ""
     counted: bool = False
+    admitted: float = 0.0  # when it was let in, by `time.perf_counter`; 0: it was not
+    tokenised: list[tuple[float, float]] = field(default_factory=list)  # from when until when
+    courses: list[Course] = field(default_factory=list)  # what the engine was asked for
+    outcome: str = ""  # how it ended, if that was with an error
+    reason: str = ""  # the error's code
 
     @property
     def owner(self) -> str:
@@ -39,6 +47,14 @@ class Visit:
     def allow(self, seconds: float) -> None:
         """It may take so long, counted from its arrival, unless it is to be shorter already."""
         self.deadline = min(self.deadline, self.arrived + seconds)
+
+    @contextmanager
+    def tokenising(self) -> Iterator[None]:
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self.tokenised.append((began, perf_counter()))
 
     def hurry(self) -> None:
         """Raises Expired once the deadline has passed."""

@@ -129,6 +129,8 @@ class Encoder:
             computed = perf_counter()
             found = [event for group in groups for event in group.read(states)]
         ended = perf_counter()
+        for ticket in batch:
+            ticket.course.begun = began
         report = StepReport(
             model=self.model,
             task=self.task,

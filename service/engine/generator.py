@@ -257,6 +257,8 @@ class Generator:
             if not talk.started:
                 talk.started = True
                 times.queue.append(now - talk.submitted)
+                for ticket in filter(None, talk.tickets):
+                    ticket.course.begun = now
         return times
 
     def _book(self, spoiled: set[Talk]) -> list[Answer]:

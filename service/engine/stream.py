@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from threading import Semaphore
 from time import perf_counter
 
-from service.engine.worker import Ended, Finish, Outcome, too_late
+from service.engine.worker import Course, Ended, Finish, Outcome, too_late
 from service.errors import Expired, PolyheadError
 from service.request import Done, Event, Failed, Request, Task, Token
 
@@ -57,13 +57,17 @@ class Stream:
 
     request: Request
     link: Link
-    submitted: float = field(default_factory=perf_counter)
+    course: Course = field(default_factory=Course)
     open: bool = True  # no end yet: neither arrived nor closed
     tokens: int = 0  # Token events so far
     held: bool = False
     _events: deque[Event] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
     _timer: asyncio.TimerHandle | None = None  # of its deadline
+
+    @property
+    def submitted(self) -> float:
+        return self.course.submitted
 
     def __aiter__(self) -> "Stream":
         return self
@@ -107,13 +111,16 @@ class Stream:
             return
         self._events.append(event)
         match event:
-            case Token():
+            case Token(cached=cached):
+                if not self.tokens:
+                    self.course.first, self.course.cached = perf_counter(), cached
                 self.tokens += 1
                 self._wake()
                 if len(self._events) >= MOST_UNREAD and not self.held:
                     self.held = True
                     self.link.hold(self)
-            case Done(reason=finish, completion_tokens=tokens):
+            case Done(reason=finish, completion_tokens=tokens, cached_tokens=cached):
+                self.course.cached = cached
                 self._end("done", tokens, finish=finish)
             case Failed(error=error):
                 self._end("expired" if isinstance(error, Expired) else "failed", self.tokens, error.code)
@@ -133,9 +140,12 @@ class Stream:
         if self._timer is not None:
             self._timer.cancel()
         self._wake()
-        seconds, asked = perf_counter() - self.submitted, self.request
+        course, asked = self.course, self.request
+        course.ended, course.outcome, course.reason = perf_counter(), outcome, reason
+        course.prompt, course.tokens = len(asked.tokens), tokens
         whose = self.link.model, self.link.task, outcome
-        self.link.ended(self, Ended(*whose, seconds, len(asked.tokens), tokens, reason, asked.terms, finish))
+        seconds = course.ended - course.submitted
+        self.link.ended(self, Ended(*whose, seconds, course.prompt, tokens, reason, asked.terms, finish))
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -17,11 +17,39 @@ Outcome = Literal["done", "failed", "aborted", "expired"]
 Finish = Literal["", "stop", "length", "encoded"]
 
 
+@dataclass(slots=True)
+class Course:
+    """How a request fares, for whoever tells of it afterwards.  Times are those of `time.perf_counter`; 0: not yet.
+
+    Lives on the event loop thread, but for `begun`, which the engine's thread writes.
+    """
+
+    submitted: float = field(default_factory=perf_counter)
+    begun: float = 0.0  # when it was first computed
+    first: float = 0.0  # when its first token was heard of
+    written: float = 0.0  # when the last of it became text
+    writing: float = 0.0  # seconds that took, in all
+    ended: float = 0.0
+    prompt: int = 0  # tokens
+    tokens: int = 0  # generated
+    cached: int = 0  # of the prompt's
+    outcome: Outcome = "aborted"  # unless it ends otherwise
+    reason: str = ""
+
+    def wrote(self, began: float) -> None:
+        """Some of it became text just now."""
+        self.written = perf_counter()
+        self.writing += self.written - began
+
+
 class Ticket(Protocol):
     """A request on its way, compared by identity.  Its answer is received on the event loop thread."""
 
     @property
     def request(self) -> Request: ...
+
+    @property
+    def course(self) -> Course: ...
 
     @property
     def submitted(self) -> float:
@@ -36,6 +64,7 @@ class Rehearsal:
 
     request: Request
     submitted: float = field(default_factory=perf_counter)
+    course: Course = field(default_factory=Course)
 
     def receive(self, event: Event) -> None:
         """Nobody listens."""
