@@ -17,12 +17,17 @@ class CheckpointError(ModelError):
     """A checkpoint that cannot be loaded.
 
     `file` is the path of the offending file or folder, `tensor` the name of the offending tensor, empty if none.
+    What a checkpoint says of itself may be of any length; of what a message quotes the beginning is enough.
     """
 
     def __init__(self, message: str, *, file: str = "", tensor: str = "") -> None:
         self.file, self.tensor = file, tensor
-        where = " ".join(part for part in (file, f"tensor {tensor!r}" if tensor else "") if part)
-        super().__init__(f"{where}: {message}" if where else message)
+        where = " ".join(part for part in (file, f"tensor {cut(repr(tensor))}" if tensor else "") if part)
+        super().__init__(f"{where}: {cut(message)}" if where else cut(message))
+
+
+def cut(text: str, longest: int = 1000) -> str:
+    return text if len(text) <= longest else f"{text[:longest]}... ({len(text) - longest} more characters)"
 
 
 class UnsupportedError(CheckpointError):

@@ -1,15 +1,18 @@
 """One change of what is served: what it is, how far it is, and how it ended.
 
-Knows neither models nor HTTP.  The one idea: it goes on whether or not whoever asked for it still waits.
+Knows no HTTP, and of models what can be wrong with them.  The one idea: it goes on whether or not whoever asked for it
+still waits.
 """
 
 import asyncio
 from collections.abc import Coroutine
 from typing import Any, Literal
 
-from service.errors import PolyheadError
+from models.errors import ModelError
+from service.errors import BadRequest, PolyheadError, outward, spoken
 
 Phase = Literal["loading", "draining", "over"]
+REFUSALS = (ModelError, PolyheadError, OSError, MemoryError)  # a sentence says it all; elsewhere a traceback helps
 
 
 class Change:
@@ -44,3 +47,11 @@ class Change:
         finally:
             self.phase = "over"
             self._over.set()
+
+
+def failure(what: str, error: Exception) -> PolyheadError:
+    """What is said to whoever asked for a change that failed."""
+    if isinstance(error, PolyheadError):
+        return error
+    why = f"{outward(what)} failed: {spoken(error)}"
+    return BadRequest(why, param="source") if isinstance(error, REFUSALS) else PolyheadError(why)

@@ -10,6 +10,7 @@ from models import checkpoint
 from models.checkpoint.beside import Trunk
 from models.checkpoint.description import Description
 from models.checkpoint.precision import suited
+from models.checkpoint.reach import ANYWHERE
 from service import machine
 from service.budget import MIB, Budget, Need, Sized, least, mib, need_beside, sized
 from service.drafts import drafting_for
@@ -60,7 +61,7 @@ def checked(settings: Settings) -> tuple[str, bool]:
 
 def beside(name: str, trunk: Description, settings: Settings) -> Need:
     """Of an adapter over one of the models."""
-    laid = Trunk(trunk).lay(checkpoint.place(settings.models[name]))
+    laid = Trunk(trunk).lay(ANYWHERE.place(settings.models[name]))
     return need_beside(name, laid, placed(settings, suited(trunk.entries.values()), trunk.config))
 
 

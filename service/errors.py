@@ -25,7 +25,13 @@ PolyheadError
 └── NoRoom              507  a model does not fit in the memory there is
 """
 
+import re
 from collections.abc import Mapping
+from pathlib import PurePath
+
+# A path of this machine with all folders before the last name, and an address of another.
+PLACE = re.compile(r"(?<![\w.)\]])(?:~\w*|\.{1,2})?/(?:[^\s/:;,'\"()]+/)*(?P<name>[^\s/:;,'\"()]*)")
+ADDRESS = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 
 
 class PolyheadError(Exception):
@@ -146,3 +152,23 @@ class Expired(PolyheadError):
 
 class NoRoom(PolyheadError):
     status, code = 507, "insufficient_memory"
+
+
+def outward(text: str, *folders: str) -> str:
+    """What may be said of it to whoever is not at the machine: of paths the last name, of addresses none.
+
+    `folders` are such as have spaces in their names, maybe, and would not be recognised.
+    """
+    for folder in folders:
+        text = text.replace(f"{folder}/", "") if folder not in (".", "/") else text
+    return PLACE.sub(lambda found: found["name"], ADDRESS.sub("its address", text))
+
+
+def sentence(error: Exception) -> str:
+    """The first line of what went wrong; libraries add hints and stacks below it."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def spoken(error: Exception) -> str:
+    """The same for clients."""
+    return outward(sentence(error), str(PurePath(getattr(error, "file", "")).parent))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TypeVar, cast
 
 from torch import nn
@@ -20,6 +21,7 @@ from models.checkpoint import Checkpoint
 from models.checkpoint.beside import Laid, Trunk
 from models.checkpoint.description import Description
 from models.checkpoint.precision import Suited, suited
+from models.checkpoint.reach import Reach
 from models.executor import Executor
 from models.heads import LanguageHead
 from models.invariant import Sizes, make_head_invariant
@@ -88,6 +90,7 @@ class Loader:
             log.info("torch computes, not the compiled step: %s", unable(settings, self._place.precision, gpu))
         limit = settings.memory_mib << 20 or machine.spendable_memory(self._place.device)
         self.budget = Budget(limit, settings)
+        self._reach = Reach(Path(settings.model_root or settings.model_dir).expanduser(), known(settings))
         self._proven: Sizes = {}  # of the heads of adapters
         self.spent = {"describe": 0.0, "read and pack": 0.0, "warm up": 0.0}  # seconds, on all models
 
@@ -95,7 +98,7 @@ class Loader:
         """Raises ModelError, and whatever a checkpoint makes a library raise."""
 
         def read() -> Described:
-            what = checkpoint.describe(source)
+            what = checkpoint.describe(source, self._reach)
             draft = drafting_for(name, what, self._settings)
             size = sized(name, what, draft)
             placed(self._settings, size.suited, size.config)  # refused now, it troubles no other model's plan
@@ -108,7 +111,7 @@ class Loader:
         """An adapter over a trunk, described.  Raises as `describe` does."""
 
         def read() -> Beside:
-            laid = trunk.lay(checkpoint.place(source))
+            laid = trunk.lay(self._reach.place(source))
             place = placed(self._settings, suited(trunk.what.entries.values()), trunk.what.config)
             return Beside(source, laid, need_beside(name, laid, place))
 
@@ -248,6 +251,11 @@ class Loader:
         generator.sampler = sampler_of(placed(settings, loaded.suited, loaded.config))
         generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
+
+
+def known(settings: Settings) -> frozenset[str]:
+    """The sources that whoever runs the server names; any other was named over HTTP."""
+    return frozenset(settings.models.values())
 
 
 def explained(suited: Suited) -> str:

@@ -12,6 +12,7 @@ import torch
 from models import checkpoint
 from models.checkpoint import Checkpoint, adapter, save
 from models.checkpoint.description import Description
+from models.checkpoint.reach import ANYWHERE
 from models.errors import ModelError, UnsupportedError
 from models.quantize import Grid, calibrate
 
@@ -37,7 +38,7 @@ def quantize(source: str, out: Path, precision: str, text: Path | None, say: Say
 
 
 def described(source: str) -> Description:
-    path = checkpoint.place(source)
+    path = ANYWHERE.place(source)
     if path.is_file() or adapter.is_adapter(path):
         message = (
             "only a safetensors folder is quantised, no GGUF file and no adapter; name the folder it was made from"

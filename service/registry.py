@@ -12,11 +12,21 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from models.checkpoint.beside import Trunk
-from models.errors import ModelError
-from service.change import Change
+from service.change import REFUSALS, Change, failure
 from service.engine.engine import Engine, Stream
 from service.engine.worker import Worker
-from service.errors import BadRequest, Conflict, NotFound, PolyheadError, Stopped, Unavailable, WrongTask
+from service.errors import (
+    BadRequest,
+    Conflict,
+    NotFound,
+    PolyheadError,
+    Stopped,
+    Unavailable,
+    WrongTask,
+    outward,
+    sentence,
+    spoken,
+)
 from service.loader import Beside, Described, Executed, Loader, Served
 from service.model import Known, Model, State, concerning
 from service.request import Request, Task
@@ -33,7 +43,6 @@ DOES: Mapping[Task, str] = {
     "span": "find answers in texts",
     "fill": "fill in masked tokens",
 }
-REFUSALS = (ModelError, PolyheadError, OSError, MemoryError)  # a sentence says it all; elsewhere a traceback helps
 # What clients say that name no model, because they know of one only.
 PLACEHOLDERS = frozenset({"", "default", "dummy", "tei", "tgi"})
 STOPPED = (Stopped, Unavailable)  # the engine ends, and nothing is wrong with the model
@@ -151,7 +160,7 @@ class Registry:
         if isinstance(outcome, STOPPED):
             raise asyncio.CancelledError
         if isinstance(outcome, Exception):
-            self._states[name] = State("broken", why=sentence(outcome))
+            self._states[name] = State("broken", why=spoken(outcome))
             complain(f"{name} is broken", outcome)
         elif outcome is not None:
             raise outcome  # cancelled
@@ -252,7 +261,7 @@ class Registry:
     def _next(self, name: str, what: str) -> Change:
         if self.change:
             progress = f", {self.change.fraction:.0%} is read" if self.change.phase == "loading" else ""
-            raise Conflict(f"{self.change.what} is going on{progress}; models change one after the other")
+            raise Conflict(f"{outward(self.change.what)} is going on{progress}; models change one after the other")
         return Change(name, what)
 
     def _begin(self, change: Change, work: Coroutine[Any, Any, None]) -> Change:
@@ -384,16 +393,3 @@ def wanted(tasks: Collection[Task]) -> str:
 
 def complain(what: str, error: Exception) -> None:
     log.error("%s: %s", what, sentence(error), exc_info=None if isinstance(error, REFUSALS) else error)
-
-
-def failure(what: str, error: Exception) -> PolyheadError:
-    """What is said to whoever asked for a change that failed."""
-    if isinstance(error, PolyheadError):
-        return error
-    why = f"{what} failed: {sentence(error)}"
-    return BadRequest(why, param="source") if isinstance(error, REFUSALS) else PolyheadError(why)
-
-
-def sentence(error: Exception) -> str:
-    """The first line of what went wrong; libraries add hints and stacks below it."""
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

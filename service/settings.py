@@ -193,6 +193,10 @@ class Settings(BaseSettings):
     vllm_metrics: bool = Field(
         False, description="Say on /metrics what is said of generators under vLLM's names, too, for what reads those."
     )
+    model_root: str = Field(
+        "",
+        description="Folder in which models named over HTTP must lie, hub ids aside; empty: model_dir.",
+    )
     log_format: Literal["console", "json"] = Field("console", description="One line a message, for people or machines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
 

@@ -268,7 +268,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_classifier: Path, tin
 @pytest.fixture(scope="module")
 def server(folders: dict[str, Path]) -> Iterator[Process]:
     named = (f"{name}={folder}" for name, folder in folders.items())
-    process = Process(*named, "--executor", "torch", "--admin-key", KEY, "--drain-seconds", "0")
+    process = Process(*named, "--executor", "torch", "--admin-key", KEY, "--drain-seconds", "0", "--model-root", "/")
     process.ready()
     yield process
     assert process.stop() == 0, process.log

@@ -15,6 +15,7 @@ Json = Mapping[str, Any]
 Renames = tuple[tuple[str, str], ...]  # pattern -> replacement, applied in order
 Pieces = list[tuple[str, Tensor]]
 
+MOST_LAYERS = 10_000
 ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh", "silu", "relu"]] = {
     "gelu": "gelu",
     "gelu_new": "gelu_tanh",
@@ -104,6 +105,13 @@ def rope(hf: Json, layer_type: str = "full_attention") -> tuple[float, RopeScali
             )
         case other:
             raise UnsupportedError(f"rope scaling {other!r} is not one of default, linear, llama3")
+
+
+def layers(depth: int) -> range:
+    """The numbers of the layers, as long as there are not more than a network can have."""
+    if depth > MOST_LAYERS:
+        raise UnsupportedError(f"it describes {depth} layers; networks of {MOST_LAYERS} at most are known here")
+    return range(depth)
 
 
 def windowed_layers(hf: Json) -> tuple[bool, ...]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from models.architectures import llama
-from models.architectures.family import LAST, Family, HeadSpec, Json, Pieces, activation, rope
+from models.architectures.family import LAST, Family, HeadSpec, Json, Pieces, activation, layers, rope
 from models.config import ModelConfig
 from models.errors import UnsupportedError
 
@@ -36,7 +36,7 @@ def config(hf: Json) -> ModelConfig:
     shape = llama.config({**hf, "hidden_act": hf.get("hidden_activation", "gelu_pytorch_tanh")})
     return replace(
         shape,
-        windowed=shape.windowed or tuple(bool((layer + 1) % every) for layer in range(depth)),
+        windowed=shape.windowed or tuple(bool((layer + 1) % every) for layer in layers(depth)),
         window_rope_base=local_base,
         norm_order="sandwich",
         embedding_scale=hf["hidden_size"] ** 0.5,

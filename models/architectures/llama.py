@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from models.architectures.family import LAST, Family, HeadSpec, Json, activation, rope, windowed_layers
+from models.architectures.family import LAST, Family, HeadSpec, Json, activation, layers, rope, windowed_layers
 from models.config import ModelConfig
 
 RENAMES = (
@@ -76,7 +76,7 @@ def _qwen_window(hf: Json) -> ModelConfig:
     if not hf.get("use_sliding_window"):
         return replace(config(hf), window=0, windowed=())
     hf = {"sliding_window": 4096, "max_window_layers": 28, **hf}
-    by_depth = tuple(layer >= hf["max_window_layers"] for layer in range(hf["num_hidden_layers"]))
+    by_depth = tuple(layer >= hf["max_window_layers"] for layer in layers(hf["num_hidden_layers"]))
     return replace(config(hf), windowed=windowed_layers(hf) or by_depth)
 
 

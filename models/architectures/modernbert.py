@@ -4,7 +4,7 @@ import re
 
 from torch import Tensor
 
-from models.architectures.family import Family, HeadSpec, Json, Pieces, activation, rope, windowed_layers
+from models.architectures.family import Family, HeadSpec, Json, Pieces, activation, layers, rope, windowed_layers
 from models.config import ModelConfig
 from models.errors import UnsupportedError
 from models.heads import Scoring
@@ -54,7 +54,7 @@ def config(hf: Json) -> ModelConfig:
         rope_base=base,
         rope_scaling=scaling,
         window=hf.get("local_attention", 128) // 2 + 1,
-        windowed=windowed_layers(hf) or tuple(bool(layer % every) for layer in range(depth)),
+        windowed=windowed_layers(hf) or tuple(bool(layer % every) for layer in layers(depth)),
         window_rope_base=window_base,
         norm_eps=hf.get("norm_eps", 1e-5),
         norm_bias=bool(hf.get("norm_bias", False)),

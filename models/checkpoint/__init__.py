@@ -16,12 +16,13 @@ import torch
 from torch import nn
 
 from models.chat import ChatTemplate
-from models.checkpoint import adapter, folder, gguf, hub
+from models.checkpoint import adapter, folder, gguf
 from models.checkpoint.description import Description, blank
 from models.checkpoint.precision import Suited, suited
+from models.checkpoint.reach import ANYWHERE, Reach
 from models.checkpoint.weights import Weights
 from models.config import ModelConfig
-from models.errors import CheckpointError, UnsupportedError
+from models.errors import UnsupportedError
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 
@@ -129,27 +130,17 @@ def begin(
     )
 
 
-def describe(source: str) -> Description:
-    """All about a checkpoint but its numbers."""
-    base, _, addition = ("", "", "") if Path(source).expanduser().exists() else source.rpartition("+")
+def describe(source: str, reach: Reach = ANYWHERE) -> Description:
+    """All about a checkpoint but its numbers.  What lies out of `reach` is not looked at."""
+    base, _, addition = ("", "", "") if "+" not in source or reach.has(source) else source.rpartition("+")
     if base and addition:
-        return with_adapter(place(base), place(addition))
-    path = place(source)
-    if path.is_file():
+        return with_adapter(reach.place(base), reach.place(addition))
+    path = reach.place(source)
+    if not path.is_dir():
         return gguf_file(path)
     if adapter.is_adapter(path):
-        return with_adapter(place(adapter.base_of(path)), path)
+        return with_adapter(reach.of(source).place(adapter.base_of(path)), path)
     return folder.describe(folder.open_folder(path))
-
-
-def place(source: str) -> Path:
-    """Where a source lies on this machine, fetched if it is an id on the hub."""
-    path = Path(source).expanduser()
-    if source and path.exists():
-        return path
-    if hub.is_id(source):
-        return hub.download(source)
-    raise CheckpointError("there is no such folder or file, and it is no id on the hub (org/name)", file=source)
 
 
 def gguf_file(path: Path) -> Description:

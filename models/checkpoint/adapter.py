@@ -6,6 +6,7 @@ adapter holds is used, or it is refused by name.
 """
 
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -44,6 +45,10 @@ HARMLESS = (
 )
 # Of these some values do change them: biases of the base, and starts that take something away from the base.
 LIMITED: Json = {"bias": (None, "none"), "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal")}
+# Of the expressions that peft allows only those are followed that no module's name can hold up.
+QUANTIFIED, NESTED = re.compile(r"[*+?{]"), re.compile(r"\)\s*[*+?{]")
+MOST_QUANTIFIED = 2
+LONGEST_PATTERN = 200
 LARGEST_ALPHA = 1e9  # more is no setting but an accident
 log = getLogger(__name__)
 
@@ -90,8 +95,8 @@ def base_of(path: Path) -> str:
         raise CheckpointError(
             "base_model_name_or_path does not name the base; load BASE+ADAPTER", file=str(path / CONFIG)
         )
-    near = path / Path(name).expanduser()
-    if near.exists():
+    near = path / os.path.expanduser(name)
+    if os.path.exists(near):
         return str(near)
     revision = settings.get("revision")
     return f"{name}@{revision}" if revision and is_id(name) else name
@@ -129,6 +134,24 @@ def refuse_foreign(file: Path, settings: Json) -> None:
         if (value and key not in HARMLESS) or (key in LIMITED and value not in LIMITED[key]):
             message = f"{key} is {value!r}, which plain LoRA does not have; merge it with peft and load the result"
             raise UnsupportedError(message, file=str(file))
+    for key in ("rank_pattern", "alpha_pattern"):
+        refuse_runaway(file, key, settings.get(key))
+
+
+def refuse_runaway(file: Path, key: str, patterns: Any) -> None:
+    """Expressions that are none, or that could look at a module's name for ever."""
+    for pattern in patterns if isinstance(patterns, dict) else ():
+        if (
+            len(pattern) > LONGEST_PATTERN
+            or NESTED.search(pattern)
+            or len(QUANTIFIED.findall(pattern)) > MOST_QUANTIFIED
+        ):
+            message = f"{key} has the expression {pattern!r}, too complex to be followed; merge it with peft"
+            raise UnsupportedError(message, file=str(file))
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise CheckpointError(f"{key} has {pattern!r}, which is no expression: {error}", file=str(file)) from None
 
 
 def pair_of(sides: Mapping[str, Entry]) -> tuple[Entry, Entry]:

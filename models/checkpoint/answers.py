@@ -19,6 +19,7 @@ from models.checkpoint.parts import Json, Parts, configured, read_json
 from models.checkpoint.tensors import same
 from models.config import ModelConfig
 from models.errors import CheckpointError, UnsupportedError
+from models.files import subfolder
 from models.heads import Closing, LanguageHead, MaskHead, Pooler, Pooling, SequenceHead, TokenHead
 from models.transformer import Transformer
 
@@ -151,7 +152,7 @@ def fillings(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
 def refuse_other_weights(folder: Path) -> None:
     """Ways to weigh words (sentence-transformers' sparse encoders) that are not done here."""
     if (folder / MODULES).is_file():
-        file = folder / modules_of(folder)[SPARSE] / "config.json"
+        file = subfolder(folder, modules_of(folder)[SPARSE]) / "config.json"
         config = read_json(file)
         for key, known in (("pooling_strategy", "max"), ("activation_function", "relu")):
             if config.get(key, known) != known:
@@ -174,7 +175,7 @@ def vector(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
         return pooled("mean", normalise=False), input_limit(parts.path, config)
     modules = modules_of(parts.path)
     prompts = prompts_of(parts.path)
-    pooling = pooling_of(parts.path / modules["Pooling"] / "config.json") if "Pooling" in modules else "mean"
+    pooling = pooling_of(subfolder(parts.path, modules["Pooling"]) / "config.json") if "Pooling" in modules else "mean"
     limit = read_json(parts.path / LOWERED, {}).get("max_seq_length")
     longest = input_limit(parts.path, config)
     if isinstance(limit, int) and limit > 0:

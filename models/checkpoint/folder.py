@@ -16,6 +16,7 @@ from models.checkpoint.description import Description
 from models.checkpoint.parts import Json, Parts, configured, read_json, template
 from models.checkpoint.tensors import Entry, safetensors
 from models.errors import CheckpointError, UnsupportedError
+from models.files import listed, subfolder, text
 from models.tokenizer import Tokenizer
 
 PICKLES = (".bin", ".pt", ".pth", ".ckpt")
@@ -99,10 +100,10 @@ def tensors_of(path: Path) -> dict[str, Entry]:
         return sharded(path)
     if (path / SINGLE).is_file():
         return safetensors(path / SINGLE)
-    pickles = sorted(file.name for file in path.iterdir() if file.suffix in PICKLES)
+    pickles = listed(path, PICKLES)
     if pickles:
         raise UnsupportedError(
-            f"only pickled weights ({', '.join(pickles[:3])}), which can run code when opened; convert them where you "
+            f"only pickled weights ({', '.join(pickles)}), which can run code when opened; convert them where you "
             "trust them: transformers' AutoModel.from_pretrained(folder).save_pretrained(folder) writes safetensors "
             "(use the Auto class of the head)",
             file=str(path),
@@ -135,15 +136,18 @@ def tokenizer_of(path: Path) -> Tokenizer:
             ".save_pretrained(folder) writes the tokenizer.json that is needed",
             file=str(path),
         )
-    return Tokenizer.from_folder(path)
+    try:
+        return Tokenizer.from_folder(path)
+    except CheckpointError as error:
+        raise error if error.file else type(error)(str(error), file=str(path)) from None
 
 
 def chat_of(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     """The template from its own file or from the tokenizer's configuration."""
     if (path / "chat_template.jinja").is_file():
-        beside = path / "additional_chat_templates" / "tool_use.jinja"
+        beside = subfolder(path, "additional_chat_templates") / "tool_use.jinja"
         files = {"default": path / "chat_template.jinja"} | ({"tool_use": beside} if beside.is_file() else {})
-        sources = {name: file.read_text(encoding="utf-8", errors="replace") for name, file in files.items()}
+        sources = {name: text(file, errors="replace") for name, file in files.items()}
         return template(str(path), sources, tokenizer)
     aside = read_json(path / "chat_template.json", {})
     source = aside.get("chat_template") or read_json(path / "tokenizer_config.json", {}).get("chat_template")

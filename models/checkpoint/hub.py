@@ -10,7 +10,10 @@ from pathlib import Path
 
 from models.errors import CheckpointError, UnsupportedError
 
-ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+# No part begins with a dot and none is empty: a revision is looked up as a path in the cache.
+ID = re.compile(
+    r"(?!.*\.\.)(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>\w[\w.-]*(/\w[\w.-]*)*))?", re.ASCII
+)
 PATTERNS = ("*.safetensors", "*.json", "*.txt", "*.jinja")  # no pickles, no code, no second formats
 
 PRESENT = find_spec("huggingface_hub") is not None

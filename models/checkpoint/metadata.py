@@ -6,11 +6,11 @@ quantised numbers stays with the package.  Format: https://github.com/ggml-org/g
 """
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from io import BufferedReader
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from models.checkpoint.tensors import Encoding, Entry, plain
 from models.errors import CheckpointError, UnsupportedError
+from models.files import opened
 from models.native.library import fastest
 
 STRING, ARRAY = 8, 9
@@ -37,6 +38,8 @@ SCALARS = {
     12: "<f8",
 }
 DIMENSIONS = 4  # at most, in GGML
+LONGEST_HEADER = 128 << 20  # bytes
+MOST_VALUES = 1 << 22  # fields, items of lists and tensors, in all; large vocabularies have a quarter of that
 COMPILED = {"Q4_0": 0, "Q4_1": 1, "Q8_0": 2}  # as in src/pack.hpp: several times as fast, and the same to the bit
 
 
@@ -77,17 +80,18 @@ ENCODINGS: dict[str, Encoding] = {
 def header(path: Path) -> tuple[dict[str, Any], dict[str, Entry]]:
     """The metadata by key, and the tensors by name."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             return _Header(path, file).parse()
     except OSError as error:
-        raise CheckpointError(f"cannot be read: {error}", file=str(path)) from None
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None
 
 
 class _Header:
-    """One pass over the header of one open file."""
+    """One pass over the header of one open file, which says itself how long everything is, so it is not believed."""
 
-    def __init__(self, path: Path, file: BufferedReader) -> None:
+    def __init__(self, path: Path, file: BinaryIO) -> None:
         self.path, self.file, self.length = path, file, path.stat().st_size
+        self.room, self.left = min(self.length, LONGEST_HEADER), MOST_VALUES  # bytes and values that may still come
 
     def parse(self) -> tuple[dict[str, Any], dict[str, Entry]]:
         if self.bytes(4) != b"GGUF":
@@ -99,17 +103,28 @@ class _Header:
                 file=str(self.path),
             )
         tensors, values = self.number("<Q"), self.number("<Q")
-        metadata = {}
+        metadata: dict[str, Any] = {}
+        self.expect(values)
         for _ in range(values):
             key = self.string()
+            if key in metadata:
+                raise CheckpointError(f"it says {key!r} twice: is the file damaged?", file=str(self.path))
             metadata[key] = self.value(self.number("<I"))
         return metadata, self.entries(tensors, metadata.get("general.alignment", 32))
 
     def bytes(self, size: int) -> bytes:
-        raw = self.file.read(size) if size <= self.length else b""
+        self.room -= size
+        raw = self.file.read(size) if self.room >= 0 else b""
         if len(raw) != size:
             raise CheckpointError("the file is truncated or damaged: its header does not fit", file=str(self.path))
         return raw
+
+    def expect(self, count: int) -> None:
+        """So many values come; CheckpointError if they are more than any file has."""
+        self.left -= count
+        if self.left < 0:
+            message = f"the file is truncated or damaged: it has more than {MOST_VALUES} values before its tensors"
+            raise CheckpointError(message, file=str(self.path))
 
     def number(self, form: str) -> int:
         value: int = struct.unpack(form, self.bytes(struct.calcsize(form)))[0]
@@ -126,17 +141,19 @@ class _Header:
         return self.array(kind, 1)[0]
 
     def array(self, kind: int, count: int) -> list[Any]:
+        self.expect(count)
         if kind in SCALARS:
             form = numpy.dtype(SCALARS[kind])
             values: list[Any] = numpy.frombuffer(self.bytes(count * form.itemsize), dtype=form).tolist()
             return values
-        if kind == STRING and count <= self.length:
+        if kind == STRING:
             return [self.string() for _ in range(count)]
         raise CheckpointError(f"{count} metadata values of unknown kind {kind}: is it damaged?", file=str(self.path))
 
     def entries(self, count: int, alignment: Any) -> dict[str, Entry]:
-        found = [self.entry() for _ in range(min(count, self.length))]
-        if not isinstance(alignment, int) or alignment < 1:
+        self.expect(count)
+        found = [self.entry() for _ in range(count)]
+        if type(alignment) is not int or alignment < 1:
             raise CheckpointError(f"general.alignment is {alignment!r}, not a positive number", file=str(self.path))
         start = -(-self.file.tell() // alignment) * alignment
         placed = {name: finish(start) for name, finish in found}
@@ -148,7 +165,19 @@ class _Header:
                     file=str(self.path),
                     tensor=entry.name,
                 )
+        self.refuse_doubt([name for name, _ in found], placed)
         return placed
+
+    def refuse_doubt(self, names: list[str], placed: Mapping[str, Entry]) -> None:
+        """Two tensors of one name, or in the same bytes."""
+        if len(placed) != len(names):
+            twice = next(name for name in placed if names.count(name) > 1)
+            raise CheckpointError("it is there twice: is the file damaged?", file=str(self.path), tensor=twice)
+        there = sorted((entry for entry in placed.values() if entry.size), key=lambda entry: entry.start)
+        for one, other in pairwise(there):
+            if one.start + one.size > other.start:
+                message = f"it overlaps the tensor {one.name!r}: is the file damaged?"
+                raise CheckpointError(message, file=str(self.path), tensor=other.name)
 
     def entry(self) -> tuple[str, Callable[[int], Entry]]:
         name = self.string()

@@ -14,6 +14,7 @@ from models.architectures import Family, HeadSpec
 from models.chat import ChatTemplate
 from models.checkpoint.tensors import Entry
 from models.errors import CheckpointError, ModelError, UnsupportedError
+from models.files import json_text, listed
 from models.tokenizer import Tokenizer
 
 Json = dict[str, Any]
@@ -34,13 +35,11 @@ class Parts:
 def read_json(path: Path, default: Json | None = None, kind: type = dict) -> Any:
     """A JSON object (or another `kind`) from a file; `default` stands for a file that is not there."""
     try:
-        value = orjson.loads(path.read_bytes())
+        value = orjson.loads(json_text(path))
     except FileNotFoundError:
         if default is not None:
             return default
         raise CheckpointError(missing_hint(path), file=str(path)) from None
-    except OSError as error:
-        raise CheckpointError(f"cannot be read: {error}", file=str(path)) from None
     except orjson.JSONDecodeError as error:
         raise CheckpointError(f"is no valid JSON: {error}", file=str(path)) from None
     if not isinstance(value, kind):
@@ -49,7 +48,7 @@ def read_json(path: Path, default: Json | None = None, kind: type = dict) -> Any
 
 
 def missing_hint(path: Path) -> str:
-    files = sorted(file.name for file in path.parent.glob("*.gguf"))
+    files = listed(path.parent, {".gguf"}) if path.parent.is_dir() else []
     hint = f"; for a GGUF file name the file itself: {', '.join(files)}" if files else ""
     return f"is not there, and is needed{hint}"
 

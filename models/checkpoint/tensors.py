@@ -5,8 +5,9 @@ page counts as resident memory until the kernel takes it back, so a mapped file 
 Reading a piece at a time into the final tensor costs the weights and one piece.
 """
 
+import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -17,9 +18,12 @@ import torch
 from torch import Tensor
 
 from models.errors import CheckpointError, UnsupportedError
+from models.files import member
 
 PIECE = 1 << 20  # bytes of a file in memory at a time
-LONGEST_HEADER = 100 << 20  # the safetensors specification's limit
+LONGEST_HEADER = 16 << 20  # bytes; the specification allows 100 MB, which no network needs
+MOST_VALUES = 1 << 21  # of its JSON
+MOST_SIDES = 8  # of a tensor
 
 
 def ignore(size: int) -> None:
@@ -116,44 +120,75 @@ def safetensors(path: Path) -> dict[str, Entry]:
     header.pop("__metadata__", None)
     entries = {name: _entry(path, name, fields, start) for name, fields in header.items()}
     for entry in entries.values():
-        end = entry.start + entry.size if entry.encoding else entry.start
-        if end > length:
+        if (end := start + header[entry.name]["data_offsets"][1]) > length:
             raise CheckpointError(
                 f"the file is truncated: it ends at byte {length}, this tensor at byte {end}; copy the file again",
                 file=str(path),
                 tensor=entry.name,
             )
+    refuse_gaps(
+        path,
+        {
+            name: (start + fields["data_offsets"][0], start + fields["data_offsets"][1])
+            for name, fields in header.items()
+        },
+        start,
+        length,
+    )
     return entries
+
+
+def refuse_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, length: int) -> None:
+    """The tensors of a safetensors file lie one after the other and are all that is in it, so that no two say
+    different things of the same bytes."""
+    last = start
+    for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
+        if begin != last:
+            what = (
+                "it overlaps another tensor"
+                if begin < last
+                else f"nothing says what the {begin - last} bytes before it are"
+            )
+            raise CheckpointError(f"no safetensors file: {what}", file=str(path), tensor=name)
+        last = end
+    if last != length:
+        raise CheckpointError(
+            f"no safetensors file: nothing says what its last {length - last} bytes are", file=str(path)
+        )
 
 
 def _header(path: Path) -> tuple[dict[str, Any], int, int]:
     """The JSON header, where the data starts, and how long the file is."""
     try:
-        length = path.stat().st_size
-        with path.open("rb") as file:
-            prefix = file.read(8)
+        with member(path) as file:
+            length, prefix = os.fstat(file.fileno()).st_size, file.read(8)
             size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else length
             if size > min(length - 8, LONGEST_HEADER):
                 raise CheckpointError("truncated, or no safetensors file: its header does not fit", file=str(path))
-            header = orjson.loads(file.read(size))
+            raw = file.read(size)
+        if raw.count(b":") > MOST_VALUES or raw.count(b"[") > MOST_VALUES:
+            raise CheckpointError("no safetensors file: its header has more values than any network", file=str(path))
+        header = orjson.loads(raw)
     except OSError as error:
-        raise CheckpointError(f"cannot be read: {error}", file=str(path)) from None
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None
     except orjson.JSONDecodeError as error:
         raise CheckpointError(f"no safetensors file: its header is no JSON ({error})", file=str(path)) from None
     if not isinstance(header, dict):
         raise CheckpointError("no safetensors file: its header is no JSON object", file=str(path))
+    if raw.count(b'"data_offsets"') != len(header.keys() - {"__metadata__"}):
+        raise CheckpointError("no safetensors file: its header names a tensor twice, or one malformed", file=str(path))
     return header, 8 + size, length
 
 
 def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
     match fields:
-        case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if all(
-            isinstance(side, int) and side >= 0 for side in shape
+        case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if (
+            len(shape) <= MOST_SIDES and all(type(side) is int and side >= 0 for side in shape) and 0 <= begin <= end
         ):
             entry = Entry(path, name, kind, tuple(shape), start + begin, (SAFETENSORS | WHOLE).get(kind))
         case _:
             raise CheckpointError("its header entry is malformed", file=str(path), tensor=name)
-    if begin < 0 or (entry.encoding and entry.size != end - begin):
+    if entry.encoding and entry.size != end - begin:
         raise CheckpointError(
             f"its header gives it {end - begin} bytes, its shape {list(shape)} of {kind} needs {entry.size}",
             file=str(path),

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 
 import tokenizers
 
-from models.errors import EncodingError
-from models.tokenizer import folder, gguf
+from models.errors import CheckpointError, EncodingError
+from models.tokenizer import folder, gguf, patterns
 from models.tokenizer.quoting import MARK, Quoting
 from models.tokenizer.spelling import Spelling, TokenStream
 from models.tokenizer.vocabulary import Vocabulary
@@ -24,6 +24,7 @@ __all__ = ["Encoding", "TokenStream", "Tokenizer", "well_formed"]
 
 Text = str | tuple[str, str]
 T = TypeVar("T")
+MOST_IDS = 1 << 24  # of a vocabulary; the largest have a million
 
 
 class Encoding:
@@ -90,12 +91,15 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._backend = vocabulary.backend
+        patterns.refuse_runaway(self._backend)
         self._spelling = Spelling(self._backend)
         self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos
         self.bos_id, self.eos_id, self.pad_id = map(self.find, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
         self.unk_id, self.mask_id = map(self.find, (vocabulary.unk, vocabulary.mask))
         self.marks_words = bool(getattr(self._backend.model, "continuing_subword_prefix", None))
         self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        if self.vocab_size > MOST_IDS:  # whoever makes a list of them would run out of memory
+            raise CheckpointError(f"the vocabulary has ids up to {self.vocab_size - 1}; {MOST_IDS} are known here")
 
     @classmethod
     def from_folder(cls, path: Path) -> "Tokenizer":
@@ -128,11 +132,13 @@ class Tokenizer:
         """
         backend = self._literal if untrusted else self._backend
         encode = backend.encode_batch if offsets else backend.encode_batch_fast
+        astray = EncodingError("the checkpoint's tokenizer goes astray on this text")
         try:
-            return [Encoding(each) for each in encode(list(texts), add_special_tokens=special)]
+            encoded = patterns.followed(lambda: encode(list(texts), add_special_tokens=special), astray)
         except (TypeError, UnicodeError):
             check_well_formed(texts)
             raise
+        return [Encoding(each) for each in encoded]
 
     def quote(self, text: str) -> str:
         """The text, marked so that nothing in it becomes a control token where `encode_quoted` reads it."""

@@ -6,13 +6,14 @@ are special and what they are for.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, processors
 
+from models import files
 from models.errors import CheckpointError, UnsupportedError
 from models.tokenizer.vocabulary import GPT2, QWEN2, Split, Vocabulary, Words, built, byte_level, surround, word_pieces
 
@@ -121,7 +122,7 @@ def _json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(files.json_text(path, files.VOCABULARY))
     except (ValueError, RecursionError) as problem:
         raise CheckpointError(f"is not JSON: {problem}", file=str(path)) from problem
     if not isinstance(value, dict):
@@ -155,7 +156,7 @@ def _token(value: Any, file: str, *, special: bool = True) -> AddedToken:
 
 def _tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
     path = folder / "tokenizer.json"
-    text = _text(path)
+    text = _utf8(path, lambda: files.json_text(path, files.VOCABULARY).decode())
     backend = built(lambda: Tokenizer.from_str(text), str(path))
     # A length to cut or pad to is a habit of whoever saved the file.  Here a text that is too long is an error that
     # gives both lengths, and nothing is padded.
@@ -251,7 +252,11 @@ def _mark(backend: Tokenizer, settings: _Settings, folder: Path) -> None:
 
 
 def _text(path: Path) -> str:
+    return _utf8(path, lambda: files.text(path, files.VOCABULARY))
+
+
+def _utf8(path: Path, read: Callable[[], str]) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read()
     except UnicodeDecodeError as problem:
         raise CheckpointError(f"is not UTF-8 text: {problem}", file=str(path)) from problem

@@ -1,0 +1,61 @@
+"""Whether the patterns of a vocabulary can be followed at all.  Knows no file and no text of anybody's.
+
+The one idea: a tokenizer.json brings regular expressions and replacements that run over every text a client sends.
+The library gives up a search that goes astray, by a panic, after a fraction of a second; what does so on a few short
+texts is refused before it is served, and so is what makes long texts of short ones.
+"""
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from tokenizers import Tokenizer
+
+from models.errors import CheckpointError, ModelError
+
+T = TypeVar("T")
+TRIED = tuple(f"{character * 48}{end}" for character in ("a", "A", "0", " ", "\n", ".", "é") for end in ("", "!", "z"))
+MOST_GROWTH = 256  # characters that a character may become
+PANIC = "PanicException"  # the library makes its own, which has no name to import
+
+
+def refuse_runaway(backend: Tokenizer) -> None:
+    """CheckpointError for a vocabulary that would hold up whoever tokenizes with it."""
+    grown = 1.0
+    for step in _steps(json.loads(backend.normalizer.__getstate__()) if backend.normalizer else {}):
+        grown *= _growth(step)
+        if grown > MOST_GROWTH:
+            raise CheckpointError(f"its normalizer makes more than {MOST_GROWTH} characters of one")
+    for text in TRIED:
+        astray = CheckpointError(f"a pattern of its tokenizer goes astray on a text as short as {text!r}")
+        followed(lambda text=text: backend.encode(text), astray)  # type: ignore[misc]
+
+
+def followed(encode: Callable[[], T], astray: ModelError) -> T:
+    """What `encode` returns; raises `astray` where the library panics, which is no Exception."""
+    try:
+        return encode()
+    except BaseException as problem:
+        if type(problem).__name__ == PANIC:
+            raise astray from None
+        raise
+
+
+def _steps(normalizer: Any) -> Iterator[dict[str, Any]]:
+    if normalizer.get("type") == "Sequence":
+        for each in normalizer["normalizers"]:
+            yield from _steps(each)
+    else:
+        yield normalizer
+
+
+def _growth(step: dict[str, Any]) -> float:
+    """How many characters one may become; what stands before every text counts as if it stood before each."""
+    match step:
+        case {"type": "Replace", "pattern": {"String": str(found)}, "content": str(content)}:
+            return max(1.0, len(content) / max(1, len(found)))
+        case {"type": "Replace", "content": str(content)}:
+            return len(content) + 1.0
+        case {"type": "Prepend", "prepend": str(prepended)}:
+            return 1.0 if len(prepended) <= MOST_GROWTH else len(prepended)
+    return 1.0
