@@ -27,6 +27,7 @@ from service.api import (
     tgi,
     tokens,
 )
+from service.api.description import described
 from service.api.dialect import Dialect
 from service.api.gate import Gate, Refuse
 from service.api.server import Server
@@ -79,6 +80,7 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
         app.include_router(router)
     app.add_middleware(Gate, server=server, refuse=refuse)
     install_handlers(app, refuse)
+    app.openapi = partial(described, app, app.openapi, owner)  # type: ignore[method-assign]
     return app
 
 
