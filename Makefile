@@ -27,10 +27,11 @@ serve: .venv/.native  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
 test: .venv/.dev .venv/.native .venv/.prometheus  ## everything CI runs
 	@$(MAKE) --no-print-directory --jobs=2 lint layers types tests
 
-lint: .venv/.dev  ## ruff: rules and format; hadolint
+lint: .venv/.dev  ## ruff: rules and format; hadolint; bandit
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/hadolint Dockerfile
+	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml service models training hatch_build.py
 
 types: .venv/.dev  ## mypy --strict
 	$(BIN)/mypy

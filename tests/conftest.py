@@ -16,8 +16,16 @@ import torch
 from crowd import Alone
 from edits import edited, with_tensors
 from processes import Faulted
+from watched import taken
 
 sys.dont_write_bytecode = False
+
+
+@pytest.fixture(autouse=True)
+def nothing_goes_out_and_nothing_is_unpickled() -> Iterator[None]:
+    """By this process, or a child that it has started; a session's child may be heard a test later."""
+    yield
+    assert not taken()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -59,7 +59,7 @@ def test_broken_models_say_why_and_the_others_are_served(
         assert states["chat"] == states["judge"] == State("ready", 1.0)
         assert states["cut"].phase == states["gone"].phase == "broken"
         assert "model.safetensors" in states["cut"].why
-        assert "/nowhere" in states["gone"].why
+        assert "nowhere: there is no such folder" in states["gone"].why
         with pytest.raises(Unavailable, match=r"cut could not be loaded: .*model\.safetensors"):
             served.resolve("cut", ["classify"])
 

@@ -95,7 +95,7 @@ def test_a_broken_model_is_not_ready_and_leaves_the_others_alone(
     probe = server.get("/readyz")
     assert probe.status_code == 503
     [reason] = probe.json()["reasons"]
-    assert reason.startswith("gone is broken: /nowhere")
+    assert reason.startswith("gone is broken: nowhere")
     assert probe.json()["models"]["judge"] == {"state": "ready"}
     assert httpx.post(f"{server.url}/models/gone/predict", json={"inputs": "x"}).status_code == 503
     assert httpx.post(f"{server.url}/models/judge/predict", json={"inputs": "x"}).status_code == 200
