@@ -4,10 +4,12 @@ PYTHON = python3
 HOST = 127.0.0.1
 PORT = 8000
 MINUTES = 5
+WORKERS = 2
 
 BIN = .venv/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
 PINS = pyproject.toml constraints.txt
+TOOLS = .venv/.prometheus .venv/.helm
 
 .DEFAULT_GOAL = help
 .PHONY: help setup models serve test lint types layers tests format bench soak conformance image manifests clean
@@ -23,8 +25,8 @@ models: .venv/.core  ## fetch the quick-start models
 serve: .venv/.native  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
 	$(BIN)/polyhead serve --host $(HOST) --port $(PORT)
 
-# Two at a time: the types are checked on one core while most tests run on another.
-test: .venv/.dev .venv/.native .venv/.prometheus  ## everything CI runs
+# Tests that look at time don't mind a neighbour who gives way: so the types are checked beside them, but nicely.
+test: .venv/.dev .venv/.native $(TOOLS)  ## everything CI runs
 	@$(MAKE) --no-print-directory --jobs=2 lint layers types tests
 
 lint: .venv/.dev  ## ruff: rules and format; hadolint; bandit
@@ -34,13 +36,13 @@ lint: .venv/.dev  ## ruff: rules and format; hadolint; bandit
 	$(BIN)/bandit --quiet --recursive --configfile pyproject.toml service models training hatch_build.py
 
 types: .venv/.dev  ## mypy --strict
-	$(BIN)/mypy
+	nice -n 15 $(BIN)/mypy
 
 layers: .venv/.dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
-tests: .venv/.dev .venv/.native .venv/.prometheus  ## pytest alone; ARGS="-k scheduler"
-	$(BIN)/pytest $(ARGS)
+tests: .venv/.dev .venv/.native $(TOOLS)  ## pytest alone, a file on each of WORKERS=2; ARGS="-k scheduler"
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
 
 format: .venv/.dev  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
@@ -82,7 +84,6 @@ clean:  ## remove what these targets made, .venv included
 	@touch $@
 
 # What the charts are tested by; where it cannot be had their tests are skipped, and make asks again next time.
-test tests: .venv/.helm
 .venv/.helm: deploy/helm/fetch.py | .venv/.core
 	@$(BIN)/python deploy/helm/fetch.py .venv/tools && touch $@ || echo "No helm: tests of the charts are skipped." >&2
 
