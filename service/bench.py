@@ -29,6 +29,7 @@ SUFFIXES = {"K": 10, "M": 20, "G": 30}
 SECONDS, TRIES = 0.4, 3  # of one figure: no more tries after the one, no fewer than the other
 USUAL_CACHE = 32 << 20  # bytes, where the system doesn't say
 CACHED, UNCACHED = 64 << 20, 1 << 30  # bytes that are read, at most
+LEAST_SIDE, LONGEST = 256, 1.0  # of a matrix that is multiplied, and seconds that it may take
 SIDE, ROWS = 2048, 512  # of matrices; rows that the compiled step's product has on each thread
 ACROSS = 8192  # side of matrices on a GPU
 SQUARE = ModelConfig(
@@ -131,9 +132,7 @@ def seconds(work: Callable[[], object]) -> float:
     tries: list[float] = []
     began = time.perf_counter()
     while len(tries) < TRIES or time.perf_counter() - began < SECONDS:
-        start = time.perf_counter()
-        work()
-        tries.append(time.perf_counter() - start)
+        tries.append(once(work))
     return min(tries)
 
 
@@ -157,14 +156,34 @@ def processor_figures(cores: int) -> Iterator[Figure]:
 
 
 def torch_products(threads: int) -> Iterator[Figure]:
-    """[SIDE, SIDE] times its like."""
-    operations = 2 * SIDE**3 / 1e9
+    """A square matrix times itself."""
     for what, dtype in (("float32", torch.float32), ("bfloat16", torch.bfloat16)):
-        a, out = torch.randn(SIDE, SIDE).to(dtype), torch.empty(SIDE, SIDE, dtype=dtype)
-        took = seconds(lambda a=a, out=out: torch.mm(a, a, out=out))  # type: ignore[misc]
-        yield Figure(what, "torch.mm", threads, operations / took, "GFLOPS")
+        whole = torch.randn(SIDE, SIDE).to(dtype)
+        yield Figure(what, "torch.mm", threads, operations_a_second(whole, torch.mm), "GFLOPS")
     codes = torch.randint(-128, 128, (SIDE, SIDE), dtype=torch.int8)
-    yield Figure("int8", "torch._int_mm", threads, operations / seconds(lambda: torch._int_mm(codes, codes)), "GOPS")
+    yield Figure("int8", "torch._int_mm", threads, operations_a_second(codes, torch._int_mm), "GOPS")
+
+
+def operations_a_second(whole: torch.Tensor, multiply: Callable[[torch.Tensor, torch.Tensor], object]) -> float:
+    """Thousands of millions, of the largest corner of `whole` that takes no longer than LONGEST: what a processor has
+    no instructions for, torch does a number at a time, and SIDE would take minutes."""
+    side = LEAST_SIDE
+    while 8 * once(product(whole, side, multiply)) < LONGEST and side < len(whole):
+        side *= 2
+    return 2 * side**3 / seconds(product(whole, side, multiply)) / 1e9
+
+
+def product(
+    whole: torch.Tensor, side: int, multiply: Callable[[torch.Tensor, torch.Tensor], object]
+) -> Callable[[], object]:
+    corner = whole[:side, :side].contiguous()
+    return lambda: multiply(corner, corner)
+
+
+def once(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def compiled_product(precision: Precision, threads: int) -> Figure:

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -48,6 +49,7 @@ def test_threads_are_left_as_they_were(found: Machine) -> None:
 def test_a_figure_counts_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     """Were all done in a hundredth of a second: so many bytes and operations in a hundred of them."""
     monkeypatch.setattr(bench, "seconds", lambda work: 0.01)
+    monkeypatch.setattr(bench, "once", lambda work: 0.0)
     monkeypatch.setattr(bench, "UNCACHED", 64 << 20)
     monkeypatch.setattr(bench, "last_cache", lambda: 32 << 20)
     monkeypatch.setattr(bench.machine, "spendable_memory", lambda device: 1 << 30)
@@ -58,6 +60,24 @@ def test_a_figure_counts_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
     assert values["float32", "torch.mm"] == pytest.approx(2 * 2048**3 * 100 / 1e9)
     if runnable():
         assert values["int8", "compiled step"] == pytest.approx(2 * 512 * 2048**2 * 100 / 1e9)
+
+
+@pytest.mark.parametrize(("pace", "side"), [(1e-10, 2048), (2e-10, 1024), (1e-6, 256)])
+def test_what_takes_long_is_tried_smaller(pace: float, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pace`: seconds that a product takes, by the numbers of a matrix times a side of it."""
+    sides: list[int] = []
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> None:
+        sides.append(len(a))
+
+    def took(work: Callable[[], object]) -> float:
+        work()
+        return pace * sides[-1] ** 3
+
+    monkeypatch.setattr(bench, "once", took)
+    monkeypatch.setattr(bench, "seconds", took)
+    assert bench.operations_a_second(torch.zeros(2048, 2048), multiply) == pytest.approx(2 / pace / 1e9)
+    assert sides[-1] == side
 
 
 @pytest.mark.parametrize(("cores", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
