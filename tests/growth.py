@@ -99,7 +99,7 @@ async def one_life(registry: Registry, source: str, settings: Settings) -> dict[
 def measure(warm: str, source: str, given: dict[str, Any]) -> None:
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, SMALLEST)
     torch.set_num_threads(1)
-    settings = Settings(device="cpu", **given)
+    settings = Settings(device="cpu", model_root="/", **given)
     say(asyncio.run(measured(warm, source, settings)))
 
 

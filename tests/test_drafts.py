@@ -86,7 +86,7 @@ def test_a_model_that_drafts_changes_no_answer(tiny_generator: Path, executor: s
 
 def test_another_vocabulary_is_refused_with_both_names(tiny_generator: Path, stranger: Path) -> None:
     _, _, broken = said(tiny_generator, drafts={"chat": str(stranger)})
-    assert str(stranger) in broken["chat"]
+    assert broken["chat"].startswith(stranger.name)
     assert "cannot draft for chat: its vocabulary (320 tokens, the model has 384) is another one" in broken["chat"]
 
 

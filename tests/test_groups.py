@@ -287,7 +287,7 @@ def test_a_search_that_can_never_fit_is_refused() -> None:
 def test_searches_equal_those_of_transformers(tiny_generator: Path, penalty: float, early: bool) -> None:
     from transformers import AutoModelForCausalLM
 
-    checkpoint = load(tiny_generator)
+    checkpoint = load(str(tiny_generator))
     executor = TorchExecutor(checkpoint.network, cast(Any, checkpoint.head), block_count=200, block_size=4)
     reference = AutoModelForCausalLM.from_pretrained(tiny_generator).eval()
     words = reference.config.vocab_size
@@ -320,7 +320,7 @@ def test_searches_equal_those_of_transformers(tiny_generator: Path, penalty: flo
 
 @pytest.mark.parametrize("native", [False, pytest.param(True, marks=pytest.mark.skipif(not runnable(), reason="none"))])
 def test_blocks_are_copied_on_real_executors(tiny_generator: Path, native: bool) -> None:
-    checkpoint = load(tiny_generator)
+    checkpoint = load(str(tiny_generator))
     words, head = checkpoint.config.vocab_size, cast(Any, checkpoint.head)
     choice = random.Random(3)
     requests = group([choice.randrange(words) for _ in range(21)], 3, max_tokens=20)

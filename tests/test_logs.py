@@ -190,6 +190,7 @@ def test_no_client_begins_a_line_or_reaches_a_terminal(served: Served) -> None:
 def writing(shape: Any) -> Iterator[None]:
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
+    logging.captureWarnings(False)  # as they may be since a test that has left what it changed to pytest
     try:
         logs.configure(shape, "info")
         yield
