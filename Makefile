@@ -42,7 +42,7 @@ layers: .venv/.dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
 tests: .venv/.dev .venv/.native $(TOOLS)  ## pytest alone, a file on each of WORKERS=2; ARGS="-k scheduler"
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 format: .venv/.dev  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
