@@ -254,8 +254,10 @@ class Loader:
 
 
 def known(settings: Settings) -> frozenset[str]:
-    """The sources that whoever runs the server names; any other was named over HTTP."""
-    return frozenset(settings.models.values())
+    """The sources that whoever runs the server names, and both parts of a model with an adapter merged; any other was
+    named over HTTP."""
+    named = settings.models.values()
+    return frozenset(part for source in named for part in (source, *source.rpartition("+")[::2]) if part)
 
 
 def explained(suited: Suited) -> str:

@@ -13,7 +13,8 @@ from models.checkpoint import describe as described
 from models.checkpoint import hub
 from models.checkpoint.reach import Reach
 from models.errors import CheckpointError
-from service.settings import is_name
+from service.loader import known
+from service.settings import Settings, is_name
 
 BOSS = {"Authorization": "Bearer boss"}
 
@@ -146,3 +147,8 @@ def test_names_in_an_address_are_no_paths(root: Path) -> None:
     assert {answer.status_code for answer in answers} <= {400, 401, 404, 405}
     assert not [answer for answer in answers if "root:" in answer.text]
     assert not watch.heard
+
+
+def test_what_the_settings_name_may_lie_anywhere_and_so_may_what_is_merged_there() -> None:
+    settings = Settings(models={"a": "/far/model+/farther/adapter", "b": "/far/c++/model"})
+    assert known(settings) >= {"/far/model+/farther/adapter", "/far/model", "/farther/adapter", "/far/c++/model"}
