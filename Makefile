@@ -17,16 +17,17 @@ TOOLS = .venv/.prometheus .venv/.helm
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
 
-setup: .venv/.native  ## install into .venv
+setup: .venv/.core .venv/.native  ## install into .venv
 
 models: .venv/.core  ## fetch the quick-start models
 	$(BIN)/polyhead models
 
-serve: .venv/.native  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
+serve: .venv/.core .venv/.native  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
 	$(BIN)/polyhead serve --host $(HOST) --port $(PORT)
 
-# Tests that look at time don't mind a neighbour who gives way: so the types are checked beside them, but nicely.
-test: .venv/.dev .venv/.native $(TOOLS)  ## everything CI runs
+# What is fetched, compiled and checked doesn't wait for its neighbour; the types are checked beside the tests, nicely.
+test:  ## everything CI runs
+	@$(MAKE) --no-print-directory --jobs=2 .venv/.dev .venv/.native $(TOOLS)
 	@$(MAKE) --no-print-directory --jobs=2 lint layers types tests
 
 lint: .venv/.dev  ## ruff: rules and format; hadolint; bandit
@@ -70,28 +71,31 @@ clean:  ## remove what these targets made, .venv included
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps stand for "installed from these files": a rerun is instant, an edit of either file installs again.
-.venv/.core: $(PINS)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-	  echo "polyhead needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Try make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
-	  exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+.venv/.core: $(PINS) | .venv/.python
 	@echo "Installing polyhead into .venv; the first time fetches some hundred megabytes."
 	$(PIP) -e .
 	@touch $@
 
-.venv/.dev: .venv/.core $(PINS)
+.venv/.dev: $(PINS) | .venv/.python
 	$(PIP) -e '.[dev]'
+	@touch .venv/.core $@
+
+.venv/.python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	  echo "polyhead needs Python 3.11 or newer; $(PYTHON) is `$(PYTHON) --version 2>&1`. Try make PYTHON=python3.12 $(MAKECMDGOALS)" >&2; \
+	  exit 1; }
+	@$(PYTHON) -m venv .venv
+	@touch $@
+
+# Compiles nothing that is made of these sources already, whoever did: installing does it, too.
+.venv/.native: models/native/build.py $(wildcard models/native/src/*) | .venv/.python
+	@$(BIN)/python models/native/build.py
 	@touch $@
 
 # What the charts are tested by; where it cannot be had their tests are skipped, and make asks again next time.
-.venv/.helm: deploy/helm/fetch.py | .venv/.core
+.venv/.helm: deploy/helm/fetch.py | .venv/.dev
 	@$(BIN)/python deploy/helm/fetch.py .venv/tools && touch $@ || echo "No helm: tests of the charts are skipped." >&2
 
-# Compiles nothing that is made of these sources already.
-.venv/.native: .venv/.core models/native/build.py $(wildcard models/native/src/*)
-	@$(BIN)/python -m models.native.build
-	@touch $@
-
 # What the tests of the monitoring start; where it cannot be had they are skipped, and make asks again next time.
-.venv/.prometheus: deploy/tools.sh | .venv/.core
+.venv/.prometheus: deploy/tools.sh | .venv/.python
 	@deploy/tools.sh .venv/tools && touch $@ || echo "No prometheus: the tests that start it will be skipped." >&2

@@ -110,10 +110,13 @@ class Process:
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.child.pid}/fd"))
 
-    def resident(self) -> float:
-        """MiB."""
-        pages = int(Path(f"/proc/{self.child.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    def resident(self, kind: str = "VmRSS") -> float:
+        """MiB now, or at most since `forget` ("VmHWM")."""
+        lines = dict(line.split(":", 1) for line in Path(f"/proc/{self.child.pid}/status").read_text().splitlines())
+        return int(lines[kind].split()[0]) / 1024
+
+    def forget(self) -> None:
+        Path(f"/proc/{self.child.pid}/clear_refs").write_text("5")
 
 
 class Faulted(Process):

@@ -76,6 +76,10 @@ class Prometheus:
         with self.log.open("w") as log:
             self.child = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log)
 
+    def ready(self) -> None:
+        """Before, it answers 503 to every question while it reads what it has stored."""
+        self.until(lambda: httpx.get(f"http://{self.address}/-/ready", verify=False).is_success)
+
     def ask(self, path: str, **parameters: str) -> Any:
         """The data of an answer of its API."""
         answer = httpx.get(f"http://{self.address}/api/v1/{path}", params=parameters, timeout=PATIENCE, verify=False)

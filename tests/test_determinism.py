@@ -189,7 +189,7 @@ def asked(folder: Path, executor: str, precision: str) -> Settings:
     ("executor", "precision", "count"),
     [
         ("torch", "float32", 200),
-        ("torch", "bfloat16", 30),
+        ("torch", "bfloat16", 60),
         ("native", "float32", 200),
         ("native", "int8", 200),
         ("native", "int4", 60),

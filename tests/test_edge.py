@@ -390,32 +390,3 @@ def test_a_body_that_drips_holds_its_place_for_no_longer(server: Process, port: 
     assert b" 408 " in content
     assert f"the body was not complete within {LONGER:g} s".encode() in content
     assert time.monotonic() - began > 0.9 * LONGER
-
-
-# Too many
-
-
-LOW = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
-sys.argv[1:1] = ["serve"]
-from service.cli import main
-main()
-"""
-
-
-def test_a_system_that_gives_few_files_serves_whoever_asks(tiny_generator: Path) -> None:
-    """Three hundred say nothing where two hundred files may be open: who asks is answered, beside them and after."""
-    process = Process(f"chat={tiny_generator}", "--cache-tokens", "4096", entry=("-c", LOW))
-    process.ready()
-    port = int(process.url.rpartition(":")[2])
-    try:
-        with ExitStack() as held:
-            for _ in range(300):
-                held.enter_context(connected(port))
-            assert [one.status for one in said(port, post(GO_ON))] == [200]
-        assert [one.status for one in said(port, post(GO_ON))] == [200]
-        assert process.descriptors() <= 200
-        assert "out of system resource" not in process.log
-    finally:
-        assert process.stop() == 0, process.log

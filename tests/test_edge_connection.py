@@ -1,7 +1,6 @@
-"""One connection at a time, before small applications: what a body costs, who makes room, how answers leave."""
+"""One connection at a time, before small applications: who waits, who makes room, how answers leave."""
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,12 +8,11 @@ from typing import Any
 
 import pytest
 import uvicorn
-from raw import LAST, answers, chunk, chunked, post
+from raw import answers, chunk, chunked, post
 from scripted import Registry, application, echo, model
 from uvicorn.server import ServerState
 
 from service.api.alike import write_error
-from service.api.body import received
 from service.api.connection import Connection, Edge
 
 App = Callable[..., Awaitable[None]]
@@ -146,50 +144,7 @@ def test_an_answer_that_breaks_off_has_no_end() -> None:
     assert asyncio.run(one()).endswith(b"3\r\none\r\n")
 
 
-# What a body costs
-
-
-async def counting(scope: Any, receive: Any, send: Any) -> None:
-    """Says how long the body was, read as our routes read it."""
-    from starlette.requests import Request
-
-    body = await received(Request(scope, receive))
-    await replying(b"%d" % len(body), length=True)(scope, receive, send)
-
-
-def resident() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def test_a_million_chunks_of_one_byte_cost_what_they_carry() -> None:
-    """And whoever asks meanwhile is answered in between."""
-    count = 1_000_000
-    content = chunked(b"1\r\nx\r\n" * count, LAST)
-
-    async def one() -> tuple[bytes, int, int]:
-        async with Served(counting).listening() as port:
-            await told(port, chunked(b"1\r\nx\r\n" * 5000, LAST))
-            before, most, others = resident(), 0, 0
-            reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            sending = asyncio.create_task(drip(writer, content))
-            while not sending.done():
-                await told(port, LEAVING)
-                others, most = others + 1, max(most, resident())
-            answer = await reader.read()
-            writer.close()
-            return answer, most - before, others
-
-    answer, grown, others = asyncio.run(one())
-    assert answer.endswith(b"\r\n\r\n%d" % count)
-    assert grown - count < 3 << 19, "bytes beyond the body"
-    assert others > 20
-
-
-async def drip(writer: asyncio.StreamWriter, content: bytes) -> None:
-    """In pieces, so that what is measured is not how it is sent."""
-    for start in range(0, len(content), 1 << 14):
-        writer.write(memoryview(content)[start : start + (1 << 14)])
-        await writer.drain()
+# Who waits
 
 
 def test_who_sends_ahead_is_held_back() -> None:

@@ -79,6 +79,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path, tiny
         prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), server.url.removeprefix("http://"))
         try:
             server.ready()
+            prometheus.ready()
             yield Watched(server, prometheus)
         finally:
             prometheus.stop()

@@ -20,7 +20,7 @@ from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS
 
 KEY, BOSS = "a-client-s-key", "an-administrator-s-key"
-LONG = 20_000  # characters of a schema from which a case takes a tenth of a second to draw
+LONG, LONGEST = 4000, 20_000  # characters of a schema from which cases take long to draw
 LEAST = 2000  # of all together
 CHECKED = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
 SERVED = ("chat", "judge", "ranker", "embedder")
@@ -90,7 +90,10 @@ def counts(operation: Any) -> tuple[int, int]:
     """How many cases have a body that the operation takes, and how many another."""
     if not operation.body:
         return 4, 0
-    return (5, 3) if len(json.dumps(operation.body[0].definition)) > LONG else (46, 6)
+    size = len(json.dumps(operation.body[0].definition))
+    if size > LONGEST:
+        return 5, 3
+    return (20, 4) if size > LONG else (64, 6)
 
 
 @pytest.mark.timeout(600)  # a minute of a processor, most of it spent on drawing the bodies

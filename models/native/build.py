@@ -8,6 +8,7 @@ of, so whether it is stale does not depend on the time of any file.
 
 import hashlib
 import logging
+import os
 import platform
 import shutil
 import subprocess
@@ -60,16 +61,18 @@ def stale(library: Path) -> bool:
 
 
 def compile_one(command: str, name: str, *more: str, out: Path = LIBRARIES) -> Path:
-    """Raises CalledProcessError, with the compiler's words."""
+    """It is there whole or not at all.  Raises CalledProcessError, with the compiler's words."""
     out.mkdir(exist_ok=True)
     library = out / f"{name}.so"
+    growing = library.with_suffix(f".{os.getpid()}")
     source = str(HERE / "src" / "step.cpp")
     subprocess.run(
-        [command, *ALWAYS, *TARGETS[name], *more, f'-DMADE_OF="{made_of(name)}"', "-o", str(library), source],
+        [command, *ALWAYS, *TARGETS[name], *more, f'-DMADE_OF="{made_of(name)}"', "-o", str(growing), source],
         check=True,
         capture_output=True,
         text=True,
     )
+    growing.replace(library)
     return library
 
 
