@@ -10,9 +10,10 @@ BIN = .venv/bin
 PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
 PINS = pyproject.toml constraints.txt
 TOOLS = .venv/.prometheus .venv/.helm
+TIMED = tests/test_probes.py
 
 .DEFAULT_GOAL = help
-.PHONY: help setup models serve test lint types layers tests format bench soak conformance image manifests clean
+.PHONY: help setup models serve test lint types layers tests probes format bench soak conformance image manifests clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -29,6 +30,7 @@ serve: .venv/.core .venv/.native  ## serve the quick-start models; HOST=127.0.0.
 test:  ## everything CI runs
 	@$(MAKE) --no-print-directory --jobs=2 .venv/.dev .venv/.native $(TOOLS)
 	@$(MAKE) --no-print-directory --jobs=2 lint layers types tests
+	@$(MAKE) --no-print-directory probes
 
 lint: .venv/.dev  ## ruff: rules and format; hadolint; bandit
 	$(BIN)/ruff check .
@@ -43,7 +45,10 @@ layers: .venv/.dev  ## import-linter: who may import whom
 	$(BIN)/lint-imports
 
 tests: .venv/.dev .venv/.native $(TOOLS)  ## pytest alone, a file on each of WORKERS=2; ARGS="-k scheduler"
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --ignore $(TIMED) $(ARGS)
+
+probes: .venv/.dev .venv/.native  ## what must be answered in a tenth of a second, with nothing else on the machine
+	$(BIN)/pytest $(TIMED)
 
 format: .venv/.dev  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .

@@ -20,7 +20,7 @@ from processes import Process
 
 log = logging.getLogger(__name__)
 TALKING = 64
-LIMIT = 0.5  # seconds, for 99 of 100, on cores that others use too
+LIMIT = 0.1  # seconds, for 99 of 100
 CONTEXT = 400_000  # tokens: so that a text of 20 MB might fit
 SENTENCE = "The quick brown fox jumps over the lazy dog; größer, schöner, naïve café. "
 
