@@ -7,7 +7,7 @@ MINUTES = 5
 WORKERS = 2
 
 BIN = .venv/bin
-PIP = $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
+PIP = POLYHEAD_NATIVE=aside $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
 PINS = pyproject.toml constraints.txt
 TOOLS = .venv/.prometheus .venv/.helm
 TIMED = tests/test_probes.py
@@ -18,15 +18,16 @@ TIMED = tests/test_probes.py
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
 
-setup: .venv/.core .venv/.native  ## install into .venv
+setup:  ## install into .venv
+	@$(MAKE) --no-print-directory --jobs=2 .venv/.core .venv/.native
 
 models: .venv/.core  ## fetch the quick-start models
 	$(BIN)/polyhead models
 
-serve: .venv/.core .venv/.native  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
+serve: setup  ## serve the quick-start models; HOST=127.0.0.1 PORT=8000
 	$(BIN)/polyhead serve --host $(HOST) --port $(PORT)
 
-# What is fetched, compiled and checked doesn't wait for its neighbour; the types are checked beside the tests, nicely.
+# What is fetched doesn't wait for what is compiled; and the types are checked beside the tests, nicely.
 test:  ## everything CI runs
 	@$(MAKE) --no-print-directory --jobs=2 .venv/.dev .venv/.native $(TOOLS)
 	@$(MAKE) --no-print-directory --jobs=2 lint layers types tests
@@ -82,7 +83,7 @@ clean:  ## remove what these targets made, .venv included
 	@touch $@
 
 .venv/.dev: $(PINS) | .venv/.python
-	$(PIP) -e '.[dev]'
+	$(PIP) --no-compile -e '.[dev]'
 	@touch .venv/.core $@
 
 .venv/.python:
@@ -92,7 +93,7 @@ clean:  ## remove what these targets made, .venv included
 	@$(PYTHON) -m venv .venv
 	@touch $@
 
-# Compiles nothing that is made of these sources already, whoever did: installing does it, too.
+# Compiles nothing that is made of these sources already.
 .venv/.native: models/native/build.py $(wildcard models/native/src/*) | .venv/.python
 	@$(BIN)/python models/native/build.py
 	@touch $@

@@ -1,9 +1,12 @@
 """Compiles the native step when the package is built or installed, so that no compiler is wanted at run time.
 
-Without a compiler the package is complete but for that: models run on torch.
+Without a compiler the package is complete but for that: models run on torch.  With POLYHEAD_NATIVE=aside nothing is
+compiled here: whoever says so compiles beside what is installed, for a package manager wants this before it fetches
+anything else (`make` does).
 """
 
 import importlib.util
+import os
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -15,7 +18,7 @@ class NativeBuildHook(BuildHookInterface):
     """`editable` installs compile in place; a wheel holds what was compiled, and says for which platform."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if self.target_name != "wheel":
+        if self.target_name != "wheel" or os.environ.get("POLYHEAD_NATIVE") == "aside":
             return
         where = Path(self.root) / "models" / "native" / "build.py"
         spec = importlib.util.spec_from_file_location("native_build", where)

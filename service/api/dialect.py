@@ -4,11 +4,11 @@ Knows no dialect.  The one idea: a wire object is checked once, strictly, at the
 sentence of the form "field: what would be right, got what came".
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, partial
-from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar, cast
 
 import orjson
 from fastapi import APIRouter, Request
@@ -154,9 +154,27 @@ async def body(request: Request, kind: type[W]) -> W:
 
 def takes(*kinds: type[Wire]) -> dict[str, Any]:
     """For the description of a route: that its body is one of `kinds`."""
-    schemas = [described_by(kind) for kind in kinds]
-    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+    return cast(dict[str, Any], Taken(kinds))
+
+
+class Taken(Mapping[str, Any]):
+    """What `takes` says, written out when somebody asks for the description: all of them take a quarter of a second."""
+
+    def __init__(self, kinds: Sequence[type[Wire]]) -> None:
+        self.kinds = kinds
+
+    def __getitem__(self, name: str) -> Any:
+        if name != "requestBody":
+            raise KeyError(name)
+        schemas = [described_by(kind) for kind in self.kinds]
+        schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+        return {"required": True, "content": {"application/json": {"schema": schema}}}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("requestBody",))
+
+    def __len__(self) -> int:
+        return 1
 
 
 def described_by(kind: type[Wire]) -> dict[str, Any]:
