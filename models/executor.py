@@ -31,6 +31,7 @@ class Rows:
     wanted: list[int]
     segments: list[int] | None = None  # [T], for encoders with segment embeddings
     adapters: list[int] | None = None  # [N] as `attach` numbered them, 0: the network alone; None: all of them 0
+    sources: list[tuple[int, ...]] | None = None  # [N] what was read before, where that is another sequence
 
 
 class Executor(Protocol):

@@ -21,6 +21,7 @@ class Model:
 
     `prompts` are what may be put before a text, by name; the one without a name is put before every text.
     `adapter` is its number where it shares the network of another model; 0: it has its own.
+    `opening` is what stands before an answer of a generator that reads one sequence and writes another.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Model:
     prompts: Mapping[str, str] = field(default_factory=dict)
     pooling: str = ""
     adapter: int = 0
+    opening: tuple[int, ...] = ()
 
     @property
     def format(self) -> Format:

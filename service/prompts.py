@@ -83,13 +83,14 @@ def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> 
     for index, prompt in enumerate(asked.prompts):
         where = place(asked.field, index, len(asked.prompts))
         tokens = prompt_tokens(model, prompt, where, asked.truncate)
-        most = room(model, len(tokens), asked, where)
+        before = model.opening or tokens
+        most = room(model, len(before), asked, where)
         for number in range(asked.tries):
             seed = asked.sampling.seed + number * STRIDE if asked.seeded else random.getrandbits(63)
             requests.append(
                 Generate(
                     id=f"{call}-{index}" if asked.tries == 1 else f"{call}-{index}-{number}",
-                    tokens=tokens,
+                    tokens=before,
                     max_tokens=most,
                     stop_tokens=asked.stop_tokens if asked.ignore_eos else asked.stop_tokens | model.stop_tokens,
                     sampling=replace(sampling, seed=seed % SEEDS),
@@ -100,6 +101,7 @@ def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> 
                     beams=asked.beams,
                     prompt_logprobs=-1 if number else asked.prompt_logprobs,
                     salt=asked.salt,
+                    source=tokens if model.opening else (),
                 )
             )
     return requests
@@ -108,6 +110,9 @@ def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> 
 def sampled(model: Model, asked: Continuation) -> Sampling:
     """With the words that must not come as tokens.  All tokens named must be known."""
     sampling = asked.sampling
+    if model.opening and asked.prompt_logprobs >= 0:
+        message = f"{model.name} reads a prompt and writes another text; it does not say how likely a prompt is"
+        raise BadRequest(f"prompt_logprobs: {message}", param="prompt_logprobs")
     known_tokens(model, list(asked.stop_tokens), "stop_token_ids")
     known_tokens(model, [token for token, _ in sampling.bias], "logit_bias")
     known_tokens(model, sampling.allowed, "allowed_token_ids")

@@ -78,6 +78,8 @@ class Generate:
     answers of one search, in order.  `guide` says what the answer must look like.  With `prompt_logprobs` the prompt's
     own tokens are scored first, as `logprobs` says; `max_tokens` 0 asks for that alone.  Only requests of the same
     `salt` find each other's prefixes stored.
+
+    A model that reads one sequence and writes another reads `source`, and `tokens` is what stands before its answer.
     """
 
     id: str
@@ -93,6 +95,12 @@ class Generate:
     guide: Guide | None = None
     prompt_logprobs: int = -1
     salt: str = ""
+    source: tuple[int, ...] = ()
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many were asked about."""
+        return len(self.source or self.tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +131,10 @@ class Encode:
     targets: tuple[int, ...] = ()
     terms: Terms = UNCONDITIONAL
     adapter: int = 0  # as in Generate; whose head reads, too
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.tokens)
 
 
 Request = Generate | Encode

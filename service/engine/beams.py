@@ -95,7 +95,7 @@ class Search:
         said = [Token(token, *one, cached) for token, one in zip(answer.tokens, scored, strict=True)]
         reason: Literal["stop", "length"] = "length" if answer.stop < 0 else "stop"
         count = len(answer.tokens) + (answer.stop >= 0)
-        return [*said, Done(reason, len(self.request.tokens), count, cached, answer.stop)]
+        return [*said, Done(reason, self.request.prompt_tokens, count, cached, answer.stop)]
 
     def _likeliest(self, shaped: Tensor) -> list[Choice]:
         scores = torch.tensor([beam.score for beam in self.beams], dtype=shaped.dtype, device=shaped.device)

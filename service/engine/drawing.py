@@ -65,7 +65,16 @@ def lay_out(slices: Sequence[Slice], block_size: int) -> Rows:
         tables.append(sequence.blocks[: -(-(known + chunk.draft) // block_size)])
         wanted += range(len(tokens) - each.count, len(tokens))
     adapters = [each.chunk.sequence.adapter for each in slices]
-    return Rows(tokens, positions, starts, tables, wanted, adapters=adapters if any(adapters) else None)
+    sources = [each.chunk.sequence.source for each in slices]
+    return Rows(
+        tokens,
+        positions,
+        starts,
+        tables,
+        wanted,
+        adapters=adapters if any(adapters) else None,
+        sources=sources if any(sources) else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

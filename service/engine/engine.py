@@ -193,7 +193,7 @@ class Engine:
             self._progress = perf_counter()  # what was before says nothing of how these fare
         for stream in streams:
             self._streams[stream] = worker
-            self._tokens[stream.request.terms.owner] += len(stream.request.tokens)
+            self._tokens[stream.request.terms.owner] += stream.request.prompt_tokens
             stream.start()
         if streams:
             self._send(partial(self._accept, worker, streams))
@@ -224,7 +224,7 @@ class Engine:
 
     def _ended(self, stream: Stream, ended: Ended) -> None:
         worker, owner = self._streams.pop(stream), stream.request.terms.owner
-        self._tokens[owner] -= len(stream.request.tokens)
+        self._tokens[owner] -= stream.request.prompt_tokens
         if not self._tokens[owner]:
             del self._tokens[owner]
         self._observer.ended(ended)

@@ -47,6 +47,7 @@ class Sequence:
     deadline: float = inf
     adapter: int = 0  # what is computed with another finds none of its blocks
     salt: str = ""  # the same
+    source: tuple[int, ...] = ()  # what was read before; the salt stands for it
     scored: int = 0  # leading tokens whose own logits are wanted: they are computed, whatever is stored
     draft: list[int] = field(default_factory=list)  # what may come next
     computed: int = 0  # tokens whose keys and values are in the cache
@@ -59,7 +60,8 @@ class Sequence:
 
     def twin(self) -> "Sequence":
         """Another with the same tokens, of which nothing is computed."""
-        return Sequence(list(self.tokens), self.owner, self.priority, self.deadline, self.adapter, self.salt)
+        terms = self.owner, self.priority, self.deadline, self.adapter
+        return Sequence(list(self.tokens), *terms, self.salt, self.source)
 
     @property
     def behind(self) -> int:

@@ -142,7 +142,7 @@ class Stream:
         self._wake()
         course, asked = self.course, self.request
         course.ended, course.outcome, course.reason = perf_counter(), outcome, reason
-        course.prompt, course.tokens = len(asked.tokens), tokens
+        course.prompt, course.tokens = asked.prompt_tokens, tokens
         whose = self.link.model, self.link.task, outcome
         seconds = course.ended - course.submitted
         self.link.ended(self, Ended(*whose, seconds, course.prompt, tokens, reason, asked.terms, finish))

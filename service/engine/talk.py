@@ -49,7 +49,8 @@ class Talk:
             terms.priority,
             terms.deadline,
             request.adapter,
-            request.salt,
+            f"{request.salt} {request.source}" if request.source else request.salt,
+            request.source,
             scored=len(request.tokens) if scoring else 0,
         )
         return cls(
@@ -84,7 +85,7 @@ class Talk:
     def done(self, reason: Literal["stop", "length"], token: int = -1) -> Done:
         """It ends here, by its length or by a stop `token` if by any: that counts, but is not said."""
         completed = self.completed + (token >= 0)
-        return Done(reason, len(self.request.tokens), completed, self.sequence.cached, token)
+        return Done(reason, self.request.prompt_tokens, completed, self.sequence.cached, token)
 
     def uniform(self, ahead: int) -> float:
         """The number that decides about the token `ahead` of the next: one a token, however often a step is tried."""
