@@ -11,15 +11,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import httpx
 from faults import Fault, write
+from nursery import Born, nursery
 
 PATIENCE = 60.0  # seconds; a busy machine imports slowly
 SERVE = ("-m", "service", "serve")
+PROGRAMS = {"serve": SERVE, "faulty": (str(Path(__file__).with_name("faulty.py")),)}
 BUSY = ("requests_running", "requests_waiting", "kv_blocks_used", "tokens_in_flight", "http_requests_in_flight")
 SAMPLE = re.compile(r"^(?P<name>polyhead_\w+)(\{(?P<labels>[^}]*)\})? (?P<value>\S+)$", re.MULTILINE)
 
@@ -49,12 +51,20 @@ class Page:
         return self.total("requests_received_total"), self.total("requests_total")
 
 
-class Process:
-    """A server as a child; its log is read along."""
+def started(entry: tuple[str, ...], flags: Sequence[str]) -> subprocess.Popen[str] | Born:
+    """What `entry` begins with is a program of the nursery's, or a word for the interpreter."""
+    program, *more = entry
+    if program in PROGRAMS and sys.platform == "linux":
+        return nursery().bear(program, (*more, *flags))
+    command = [sys.executable, *PROGRAMS.get(program, (program,)), *more, *flags]
+    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 
-    def __init__(self, *arguments: str, entry: tuple[str, ...] = SERVE) -> None:
-        command = [sys.executable, *entry, "--port", "0", "--log-format", "json", *arguments]
-        self.child = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+
+class Process:
+    """A server as a child; its log is read along.  It is one of the nursery's, or started from nothing: `SERVE`."""
+
+    def __init__(self, *arguments: str, entry: tuple[str, ...] = ("serve",)) -> None:
+        self.child = started(entry, ("--port", "0", "--log-format", "json", *arguments))
         self.lines: list[dict[str, Any]] = []
         threading.Thread(target=self.listen, daemon=True).start()
 
@@ -125,8 +135,7 @@ class Faulted(Process):
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.faults = folder / "faults.json"
         self.arm()
-        entry = (str(Path(__file__).with_name("faulty.py")), str(self.faults))
-        super().__init__(*arguments, entry=entry)
+        super().__init__(*arguments, entry=("faulty", str(self.faults)))
 
     def arm(self, *faults: Fault) -> None:
         """These faults, and no others, from the next step on."""

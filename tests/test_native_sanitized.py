@@ -61,6 +61,7 @@ def judge(instructions: str, folder: Path) -> None:
     assert int(done.stdout.split()[0]) > 80
 
 
+@pytest.mark.timeout(600)  # a minute and a half of a processor, most of it to compile
 def test_nothing_is_reported_of_the_portable_step(tmp_path: Path) -> None:
     judge("portable", tmp_path)
 

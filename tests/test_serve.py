@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from faults import Fault
-from processes import PATIENCE, Faulted, Process
+from processes import PATIENCE, SERVE, Faulted, Process
 
 from service.serve import LAST_WORDS, bound
 from service.settings import SettingsError
@@ -26,7 +26,7 @@ def launch() -> Iterator[Callable[..., Process]]:
     launched: list[Process] = []
 
     def start(*arguments: str) -> Process:
-        launched.append(Process(*arguments))
+        launched.append(Process(*arguments, entry=SERVE))
         return launched[-1]
 
     yield start

@@ -1,0 +1,129 @@
+"""Where servers for tests come from: a process that has imported what one is made of, and has done nothing.
+
+What imports cost is paid once, not by each of dozens of servers.  One is forked for whoever asks, becomes its child
+(prctl(2): it takes in its descendants' orphans) and is from there on what `polyhead serve` is.  Linux alone.
+"""
+
+import ctypes
+import json
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+SUBREAPER = 36  # PR_SET_CHILD_SUBREAPER
+MOST = 1 << 20  # bytes of a wish
+
+
+class Born:
+    """A server, as `subprocess.Popen` would have it."""
+
+    def __init__(self, pid: int, errors: int) -> None:
+        self.pid, self.stderr = pid, os.fdopen(errors)
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            self.returncode = os.waitstatus_to_exitcode(status) if pid else None
+        return self.returncode
+
+    def wait(self, timeout: float = 60.0) -> int:
+        deadline = time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(str(self.pid), timeout)
+            time.sleep(0.01)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class Nursery:
+    def __init__(self) -> None:
+        ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
+        self.wishes, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()]
+            )
+
+    def bear(self, program: str, arguments: Sequence[str]) -> Born:
+        """`program`: "serve", or "faulty" for that of tests/faulty.py, whose first argument is its file."""
+        wish = {
+            "program": program,
+            "arguments": list(arguments),
+            "environment": dict(os.environ),
+            "folder": os.getcwd(),
+            "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+        }
+        ours, theirs = os.pipe()
+        socket.send_fds(self.wishes, [json.dumps(wish).encode()], [theirs])
+        os.close(theirs)
+        return Born(int(self.wishes.recv(64)), ours)
+
+
+@cache
+def nursery() -> Nursery:
+    """This process's own."""
+    return Nursery()
+
+
+def main(wishes: socket.socket) -> None:
+    """Grants wishes until nobody is left to make any.  Returns in children only when they have ended."""
+    from service import settings
+
+    settings.prepare_process()
+    import faults  # noqa: F401
+    import faulty
+
+    import service.serve  # noqa: F401
+    from service.cli import app
+
+    while True:
+        content, fds, _, _ = socket.recv_fds(wishes, MOST, 1)
+        if not content:
+            return
+        if (between := os.fork()) == 0:
+            parent = os.getpid()
+            if os.fork():
+                os._exit(0)
+            while os.getppid() == parent:
+                time.sleep(0.001)
+            wish = json.loads(content)
+            wishes.send(str(os.getpid()).encode())
+            wishes.close()
+            become(wish, fds[0])
+            if wish["program"] == "faulty":
+                faults_file, *flags = wish["arguments"]
+                sys.exit(faulty.main(Path(faults_file), flags))
+            app()
+        os.close(fds[0])
+        os.waitpid(between, 0)
+
+
+def become(wish: dict[str, Any], errors: int) -> None:
+    """What a process is told by whoever starts it."""
+    os.environ.clear()
+    os.environ.update(wish["environment"])
+    os.chdir(wish["folder"])
+    os.dup2(errors, 2)
+    os.close(errors)
+    resource.setrlimit(resource.RLIMIT_NOFILE, tuple(wish["files"]))
+    sys.argv = ["polyhead", "serve", *wish["arguments"]]
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
