@@ -21,7 +21,8 @@ class Sampling:
     A token that was in the prompt or the answer is made less likely by `repetition_penalty` (above 1; Keskar et al.
     2019, arXiv:1909.05858); one of the answer by `presence_penalty`, and for every time by `frequency_penalty`.  `bias`
     is added to the logits of tokens.  Where there are `allowed` tokens, no others come; the last token of a `banned`
-    row never comes after the others of it; and nothing ends the answer before there are `min_tokens`.
+    row never comes after the others of it; no `once` tokens in a row come a second time (Paulus et al. 2018,
+    arXiv:1705.04304), 0: any may; and nothing ends the answer before there are `min_tokens`.
     """
 
     temperature: float = 1.0
@@ -37,6 +38,7 @@ class Sampling:
     allowed: tuple[int, ...] = ()
     banned: tuple[tuple[int, ...], ...] = ()
     min_tokens: int = 0
+    once: int = 0
 
 
 @dataclass(frozen=True, slots=True)

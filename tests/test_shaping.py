@@ -15,6 +15,7 @@ from transformers import (
     LogitsProcessorList,
     MinNewTokensLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
     SequenceBiasLogitsProcessor,
@@ -37,6 +38,7 @@ samplings = st.builds(
     allowed=st.one_of(st.just(()), st.lists(tokens, min_size=1, max_size=30, unique=True).map(tuple)),
     banned=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple), max_size=12).map(tuple),
     min_tokens=st.integers(0, 6),
+    once=st.sampled_from([0, 0, 1, 2, 3]),
 )
 histories = st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.lists(st.integers(0, 9), max_size=9))
 stops = st.frozensets(tokens, max_size=3)
@@ -61,6 +63,8 @@ def reference(logits: Tensor, request: Generate, answer: list[int]) -> Tensor:
         first.append(SequenceBiasLogitsProcessor({(token,): float(value) for token, value in sampling.bias}))
     if sampling.repetition_penalty != 1:
         first.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if sampling.once:
+        last.append(NoRepeatNGramLogitsProcessor(sampling.once))
     if sampling.banned and (len(stop) == 0 or any(list(row) != [one] for row in sampling.banned for one in stop)):
         rows = [list(row) for row in sampling.banned if len(row) > 1 or row[0] not in stop]
         if rows:

@@ -134,7 +134,8 @@ def test_beams_and_tries() -> None:
         ({"bad_words_ids": [[]]}, "bad_words_ids[0]: must have at least 1 item"),
         ({"top_n_tokens": 21}, "top_n_tokens: must be between 0 and 20, got 21"),
         ({"grammar": {"type": "regex", "value": {}}}, "parameters.grammar.value: must be a string"),
-        ({"no_repeat_ngram_size": 3}, "no_repeat_ngram_size: 3 is not supported by this server"),
+        ({"no_repeat_ngram_size": 65}, "no_repeat_ngram_size: must be between 0 and 64, got 65"),
+        ({"penalty_alpha": 0.6}, "penalty_alpha: 0.6 is not supported by this server"),
     ],
 )
 def test_what_is_refused_by_name(parameters: dict[str, Any], message: str) -> None:

@@ -34,7 +34,6 @@ class Drawing(Wire):
     """The likeliest tokens, unless `do_sample` or what shapes a draw is given; with `num_beams` the likeliest texts."""
 
     unsupported: ClassVar[Neutral] = {
-        "no_repeat_ngram_size": (0,),
         "encoder_repetition_penalty": (1,),
         "epsilon_cutoff": (0,),
         "eta_cutoff": (0,),
@@ -61,6 +60,7 @@ class Drawing(Wire):
     bad_words: Annotated[list[Word], Field(fail_fast=True), at_most(MOST_WORDS)] = Field(default_factory=list)
     bad_words_ids: Annotated[list[Row], Field(fail_fast=True), at_most(MOST_WORDS)] = Field(default_factory=list)
     min_new_tokens: Annotated[int, between(0, (1 << 31) - 1)] = 0
+    no_repeat_ngram_size: Annotated[int, between(0, LONGEST_ROW)] = 0
     max_new_tokens: Count = 0
     num_beams: Annotated[int, between(1, MOST_BEAMS)] = 1
     length_penalty: Annotated[float, between(-100, 100)] = 1.0
@@ -92,6 +92,7 @@ class Drawing(Wire):
             allowed=tuple(sorted(set(self.allowed_token_ids))),
             banned=(*((token,) for token in self.suppress_tokens), *map(tuple, self.bad_words_ids)),
             min_tokens=self.min_new_tokens,
+            once=self.no_repeat_ngram_size,
         )
 
     @property

@@ -6,10 +6,10 @@ a row of bits.
 
 What is asked applies in the order in which transformers' `_get_logits_processor` has it, and means what it means there:
 bias (SequenceBias), repetition penalty, then frequency and presence penalty (which it lacks: as the OpenAI API defines
-them, of the answer alone), banned rows (NoBadWords: a stop token is never banned by itself), least tokens
-(MinNewTokensLength), allowed tokens (PrefixConstrained).  A row of which nothing is left is minus infinity throughout,
-where transformers would let allowed tokens come after all: nothing can be drawn from it, as `sampler.sample` tells.
-Tokens that the model does not have change nothing.
+them, of the answer alone), rows that came already (NoRepeatNGram), banned rows (NoBadWords: a stop token is never
+banned by itself), least tokens (MinNewTokensLength), allowed tokens (PrefixConstrained).  A row of which nothing is
+left is minus infinity throughout, where transformers would let allowed tokens come after all: nothing can be drawn from
+it, as `sampler.sample` tells.  Tokens that the model does not have change nothing.
 """
 
 from collections import Counter
@@ -60,10 +60,13 @@ class Shape:
         self._reach = max(map(len, sampling.banned), default=0)
         self._tail = request.tokens[-self._reach :] if self._rows else ()
         self._allowed = np.empty(0, np.int32)
+        self._history = list(request.tokens) if sampling.once else []
 
     def push(self, token: int) -> None:
         """`token` was drawn and is kept."""
         self._answered += 1
+        if self._sampling.once:
+            self._history.append(token)
         if self._repeats:
             place = self._place(token)
             self._values[FACTOR, place] = self._sampling.repetition_penalty
@@ -82,6 +85,7 @@ class Shape:
         other = copy(self)
         other._said, other._places = self._said.copy(), self._places.copy()
         other._tokens, other._values = self._tokens.copy(), self._values.copy()
+        other._history = self._history.copy()
         return other
 
     def after(self, drafts: tuple[int, ...]) -> "Shape":
@@ -91,12 +95,24 @@ class Shape:
             shape.push(token)
         rows = shape._rows.get(shape._tail[-1], ()) if shape._tail else ()
         last = {row[-1] for row in rows if shape._tail[1 - len(row) :] == row[:-1]}
+        last |= shape._again()
         if last:
             shape = self.fork() if shape is self else shape
             for token in last:
                 place = shape._place(token)
                 shape._values[CHANGE, place] = NEVER
         return shape
+
+    def _again(self) -> set[int]:
+        """The tokens with which what was said last would be said a second time."""
+        before, history = self._sampling.once - 1, np.array(self._history, np.int64)
+        count = len(history) - before  # places where a row could have ended
+        if before < 0 or count <= 0:
+            return set()
+        alike = np.ones(count, np.bool_)
+        for place in range(before):
+            alike &= history[place : place + count] == history[len(history) - before + place]
+        return set(history[before:][alike].tolist())
 
     @property
     def changes(self) -> tuple[Ints, Floats]:
@@ -144,7 +160,9 @@ class Shape:
 def shaped(sampling: Sampling) -> bool:
     """Whether there is anything to do before a token is drawn."""
     penalties = sampling.frequency_penalty or sampling.presence_penalty or sampling.repetition_penalty != 1
-    return bool(penalties or sampling.bias or sampling.allowed or sampling.banned or sampling.min_tokens)
+    return bool(
+        penalties or sampling.bias or sampling.allowed or sampling.banned or sampling.min_tokens or sampling.once
+    )
 
 
 def shape(logits: Tensor, shapes: Sequence[Shape | None], out: Tensor | None = None) -> Tensor:
