@@ -12,7 +12,20 @@ from models.chat import ChatTemplate
 from models.chat.format import Format
 from models.tokenizer import Tokenizer
 from service.errors import PolyheadError
-from service.request import Task
+from service.request import Beams, Sampling, Task
+
+
+@dataclass(frozen=True, kw_only=True)
+class Customs:
+    """How a model that reads one sequence and writes another goes about it where nobody asks otherwise.
+
+    `opening` is what stands before an answer; what `sampling` bans never comes, whatever is asked.
+    """
+
+    opening: tuple[int, ...]
+    most: int  # tokens of an answer
+    sampling: Sampling
+    beams: Beams | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +34,7 @@ class Model:
 
     `prompts` are what may be put before a text, by name; the one without a name is put before every text.
     `adapter` is its number where it shares the network of another model; 0: it has its own.
-    `opening` is what stands before an answer of a generator that reads one sequence and writes another.
+    `customs`: of a generator that reads one sequence and writes another.
     """
 
     name: str
@@ -41,7 +54,7 @@ class Model:
     prompts: Mapping[str, str] = field(default_factory=dict)
     pooling: str = ""
     adapter: int = 0
-    opening: tuple[int, ...] = ()
+    customs: Customs | None = None
 
     @property
     def format(self) -> Format:

@@ -83,7 +83,7 @@ def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> 
     for index, prompt in enumerate(asked.prompts):
         where = place(asked.field, index, len(asked.prompts))
         tokens = prompt_tokens(model, prompt, where, asked.truncate)
-        before = model.opening or tokens
+        before = tokens if model.customs is None else model.customs.opening
         most = room(model, len(before), asked, where)
         for number in range(asked.tries):
             seed = asked.sampling.seed + number * STRIDE if asked.seeded else random.getrandbits(63)
@@ -101,7 +101,7 @@ def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> 
                     beams=asked.beams,
                     prompt_logprobs=-1 if number else asked.prompt_logprobs,
                     salt=asked.salt,
-                    source=tokens if model.opening else (),
+                    source=() if model.customs is None else tokens,
                 )
             )
     return requests
@@ -110,7 +110,7 @@ def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> 
 def sampled(model: Model, asked: Continuation) -> Sampling:
     """With the words that must not come as tokens.  All tokens named must be known."""
     sampling = asked.sampling
-    if model.opening and asked.prompt_logprobs >= 0:
+    if model.customs and asked.prompt_logprobs >= 0:
         message = f"{model.name} reads a prompt and writes another text; it does not say how likely a prompt is"
         raise BadRequest(f"prompt_logprobs: {message}", param="prompt_logprobs")
     known_tokens(model, list(asked.stop_tokens), "stop_token_ids")
@@ -119,6 +119,7 @@ def sampled(model: Model, asked: Continuation) -> Sampling:
     for row in sampling.banned:
         known_tokens(model, row, "bad_words_ids or suppress_tokens")
     words = [row for word in asked.bad_words for row in spelled(model, word)]
+    words += model.customs.sampling.banned if model.customs else ()
     return replace(sampling, banned=(*sampling.banned, *words)) if words else sampling
 
 

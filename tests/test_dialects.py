@@ -39,6 +39,8 @@ from service.api.dialect import Wire, Work
 from service.api.drawing import Drawing
 from service.api.openai_sampling import Sampled
 from service.errors import BadRequest
+from service.model import Customs
+from service.request import Sampling
 
 PAGE = Path(__file__).parent.parent / "docs" / "dialects.md"
 SPLIT = re.compile(r"(?<!\\)\|")
@@ -85,6 +87,10 @@ class Row:
 
 def read_tensors(wire: oip_wire.GenerateRequest) -> object:
     return oip_wire.read_generate(wire, ["a"])
+
+
+def read_write(wire: hf_wire.WriteCall) -> object:
+    return hf_wire.read_write(wire, Customs(opening=(1,), most=9, sampling=Sampling(temperature=0)))
 
 
 def streamed(wire: oip_wire.TextRequest) -> object:
@@ -167,6 +173,17 @@ SECTIONS: Mapping[str, Section] = {
     "Hugging Face: every task": Section(hf_wire.Call, TASK, hf_wire.read_classify, wire=hf_wire.ClassifyCall),
     "Hugging Face: text-generation": Section(
         hf_wire.GenerateCall, TASK, hf_wire.read_generate, official=hub_fields(hub.TextGenerationInput)
+    ),
+    "Hugging Face: text2text-generation, translation, summarization": Section(
+        hf_wire.WriteCall, TASK, read_write, official=hub_fields(hub.TranslationInput)
+    ),
+    "Parameters of writing": Section(
+        hf_wire.WriteParameters,
+        {**TASK, "parameters": {}},
+        read_write,
+        hf_wire.WriteCall,
+        "parameters",
+        hub_fields(hub.TranslationParameters),
     ),
     "Hugging Face: text-classification": Section(
         hf_wire.ClassifyCall, TASK, hf_wire.read_classify, official=hub_fields(hub.TextClassificationInput)

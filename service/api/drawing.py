@@ -4,7 +4,7 @@ Knows no dialect: Hugging Face's and the Open Inference Protocol each say where 
 library has no name for has the one of the OpenAI dialect.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
@@ -22,6 +22,7 @@ from service.api.openai_sampling import (
 )
 from service.api.options import INT64, Stops
 from service.errors import BadRequest
+from service.model import Customs
 from service.prompts import Continuation
 from service.request import Beams, Sampling
 
@@ -98,6 +99,21 @@ class Drawing(Wire):
     @property
     def stops(self) -> tuple[str, ...]:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+def customary(options: Drawing, customs: Customs) -> Drawing:
+    """What is not said is as the checkpoint has it: a search, unless something is drawn."""
+    said, usual, beams = options.model_fields_set, customs.sampling, customs.beams
+    fields: dict[str, Any] = {
+        "max_new_tokens": customs.most,
+        "min_new_tokens": usual.min_tokens,
+        "no_repeat_ngram_size": usual.once,
+    }
+    if usual.temperature and not said & {*SHAPES, "do_sample", "num_beams"}:
+        fields |= {"temperature": usual.temperature, "top_k": usual.top_k, "top_p": usual.top_p}
+    elif beams and not options.draws and (options.num_beams > 1 or "num_beams" not in said):
+        fields |= {"num_beams": beams.width, "length_penalty": beams.length_penalty, "early_stopping": beams.early}
+    return options.model_copy(update={name: value for name, value in fields.items() if name not in said})
 
 
 def continuing(field: str, prompts: tuple[str, ...], options: Drawing, inside: str = "parameters.") -> Continuation:

@@ -96,9 +96,15 @@ PIPELINES: Mapping[str, Pipeline] = {
     "feature-extraction": Pipeline(("embed",), asked.EmbedCall, asked.read_embed, said.write_vector),
     "sentence-similarity": Pipeline(("embed",), asked.LikenessCall, asked.read_likeness, said.write_vector, nearness),
 }
+# Of generators that read a text and write another: what their answers are called.
+WRITTEN: Mapping[str, str] = {
+    "text2text-generation": "generated_text",
+    "translation": "translation_text",
+    "summarization": "summary_text",
+}
 HEADS: Mapping[str, tuple[Task, ...]] = {
     **{name: pipeline.heads for name, pipeline in PIPELINES.items()},
-    GENERATION: ("generate",),
+    **dict.fromkeys((*WRITTEN, GENERATION), ("generate",)),
 }
 
 
@@ -107,6 +113,8 @@ HEADS: Mapping[str, tuple[Task, ...]] = {
 
 def tasks_of(model: Model) -> list[str]:
     """Those that it has, the one that is meant unless it is said first."""
+    if model.task == "generate":
+        return list(WRITTEN) if model.customs else [GENERATION]
     found = [name for name, heads in HEADS.items() if model.task in heads]
     infers = zero_shot.entailment(model.labels) is not None
     return [name for name in found if infers or name != "zero-shot-classification"]
@@ -138,7 +146,7 @@ def check_has(model: Model, task: str) -> None:
     if task in tasks:
         return
     message = f"{model.name} has {listed(tasks)}, not {task}"
-    if model.task in HEADS[task]:
+    if model.task in HEADS[task] and model.task != "generate":
         message += f", which needs a label that starts with entail; there are: {', '.join(model.labels)}"
     raise WrongTask(message, param="model")
 
@@ -149,7 +157,7 @@ def listed(tasks: list[str]) -> str:
 
 def wire_of(value: Any, model: Model, task: str) -> Any:
     """The wire object of a task.  What is wrong with the inputs may be that they are another task's."""
-    kind = PIPELINES[task].wire if task in PIPELINES else asked.GenerateCall
+    kind = PIPELINES[task].wire if task in PIPELINES else asked.WriteCall if task in WRITTEN else asked.GenerateCall
     try:
         return kind.read(value)
     except BadRequest as error:
@@ -162,7 +170,7 @@ def wire_of(value: Any, model: Model, task: str) -> Any:
 
 
 router = APIRouter(tags=["Hugging Face"])
-TAKES = takes(*(pipeline.wire for pipeline in PIPELINES.values()), asked.GenerateCall)
+TAKES = takes(*(pipeline.wire for pipeline in PIPELINES.values()), asked.GenerateCall, asked.WriteCall)
 
 
 # the last line comes first: what is longer is looked for before what takes any name
@@ -182,6 +190,8 @@ async def infer(request: Request) -> Response:
         wire = wire_of(value, model, mine)
         if mine == GENERATION:
             return await generated(request, wire, model)
+        if mine in WRITTEN:
+            return await rewritten(request, wire, model, WRITTEN[mine])
         return await piped(request, wire, model, PIPELINES[mine])
 
     return await answer(request, work())
@@ -216,6 +226,13 @@ async def generated(request: Request, wire: asked.GenerateCall, model: Model) ->
     if isinstance(wire.inputs, str) and wire.stream:
         return await EventStream.open(events(chunks(wire.parameters, model, wire.inputs, answers), write_error))
     return JsonResponse(said.write_generate(wire, model, await whole(count, answers)))
+
+
+async def rewritten(request: Request, wire: asked.WriteCall, model: Model, field: str) -> Response:
+    assert model.customs is not None
+    call = f"write-{uuid.uuid4().hex}"
+    count, answers = await generating.begun(request, wire, model, asked.read_write(wire, model.customs), call)
+    return JsonResponse(said.write_text(wire, field, await whole(count, answers)))
 
 
 DIALECT = Dialect(

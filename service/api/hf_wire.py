@@ -5,13 +5,15 @@ object holds more is the same for all.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar
 
 from pydantic import Field
 
 from service import zero_shot
 from service.api.dialect import MOST_TEXTS, Neutral, Wire, Work, at_most, described
-from service.api.generation_wire import GenerateParameters, generating
+from service.api.drawing import Drawing, continuing, customary
+from service.api.generation_wire import INSIDE, GenerateParameters, generating
 from service.api.options import (
     LONGEST_WORD,
     Answering,
@@ -29,6 +31,7 @@ from service.api.options import (
 )
 from service.errors import BadRequest
 from service.inputs import Input, Reading
+from service.model import Customs
 from service.prompts import Continuation
 
 MOST_CLASSES = 100
@@ -142,6 +145,29 @@ class LikenessCall(Call):
     parameters: Truncating = Truncating()
 
 
+class WriteParameters(Drawing):
+    """As clients of the tasks that write have them: how it is written, here or in `generate_parameters`."""
+
+    unsupported: ClassVar[Neutral] = {
+        **Drawing.unsupported,
+        "src_lang": (),
+        "tgt_lang": (),
+        "clean_up_tokenization_spaces": (False,),
+        "truncation": ("do_not_truncate",),
+    }
+
+    generate_parameters: Drawing | None = None
+
+
+class WriteCall(Call):
+    """Of a task that reads a text and writes another."""
+
+    unsupported: ClassVar[Neutral] = {**Call.unsupported, "partial": (False,)}
+
+    inputs: Texts
+    parameters: WriteParameters = WriteParameters()
+
+
 class GenerateCall(Call):
     unsupported: ClassVar[Neutral] = {"partial": (False,)}
 
@@ -224,6 +250,19 @@ def read_zero_shot(wire: ZeroShotCall) -> Reading:
         raw=True,
         truncate=wire.parameters.side,
     )
+
+
+def read_write(wire: WriteCall, customs: Customs) -> Continuation:
+    """What is not said is as the checkpoint has it."""
+    options: Drawing = wire.parameters
+    inside, within = INSIDE, wire.parameters.generate_parameters
+    if within is not None:
+        if beside := sorted(options.model_fields_set - {"generate_parameters"}):
+            where = f"{inside}{beside[0]}"
+            raise BadRequest(f"{where}: give all options beside generate_parameters, or all in it", param=where)
+        options, inside = within, f"{inside}generate_parameters."
+    asked = continuing("inputs", texts_of(wire.inputs), customary(options, customs), inside)
+    return replace(asked, within=not options.max_new_tokens)
 
 
 def read_generate(wire: GenerateCall) -> Continuation:

@@ -19,6 +19,7 @@ from service.api.hf_wire import (
     GenerateCall,
     LabelCall,
     LikenessCall,
+    WriteCall,
     ZeroShotCall,
     texts_of,
 )
@@ -93,6 +94,15 @@ def write_vector(wire: EmbedCall | LikenessCall, model: Model) -> Writing:  # no
 
 
 # Generated text
+
+
+def write_text(wire: WriteCall, field: str, answers: Sequence[Piece]) -> list[Any]:
+    """An object for each text, or a list of them where several answers are asked for."""
+    written = [{field: piece.text} for piece in answers]
+    tries = len(answers) // len(texts_of(wire.inputs))
+    if wire.is_one or tries == 1:
+        return written
+    return [written[first : first + tries] for first in range(0, len(written), tries)]
 
 
 def write_generate(wire: GenerateCall, model: Model, answers: Sequence[Piece]) -> list[Any]:

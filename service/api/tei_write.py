@@ -119,7 +119,7 @@ def write_info(model: Model, settings: Settings) -> dict[str, Any]:
 def generating(model: Model, settings: Settings) -> dict[str, Any]:
     """What text-generation-inference says beside that."""
     return {
-        "model_pipeline_tag": "text-generation",
+        "model_pipeline_tag": "text2text-generation" if model.customs else "text-generation",
         "max_best_of": MOST_TRIES,
         "max_stop_sequences": MOST_STOPS,
         "max_input_tokens": model.max_tokens - 1,
