@@ -12,7 +12,7 @@ from models.executor import Rows
 from models.ragged import Ragged
 from models.seq2seq_executor import Seq2SeqExecutor
 from service.engine.generator import Generator
-from service.errors import StepFailed
+from service.errors import BadRequest, StepFailed
 from service.request import Beams, Done, Failed, Generate, Sampling
 
 WORDS, START, END = 23, 1, 0
@@ -192,3 +192,13 @@ def test_a_proof_needs_no_source() -> None:
     rows = Rows([START], [0], [0, 1], [[0]], [0])
     executor = Seq2SeqExecutor(Pretended(), torch.device("cpu"), block_count=2, block_size=4)
     assert executor.step(rows).shape == (1, WORDS)
+
+
+def test_what_is_read_takes_room() -> None:
+    worker = translator(Pretended(), blocks=4)
+    worker.refuse(asked([2] * 10, 5))
+    with pytest.raises(BadRequest, match="11 prompt tokens and max_tokens 6 make 17, more than the 16 tokens"):
+        worker.refuse(asked([2] * 10, 6))
+    ask(worker, asked([2] * 7, 2))
+    assert turn(worker).blocks_used == 2
+    assert turn(worker).blocks_used == 0

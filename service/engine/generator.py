@@ -88,9 +88,9 @@ class Generator:
 
     def refuse(self, request: Request) -> None:
         assert isinstance(request, Generate)
-        prompt, most = len(request.tokens), request.max_tokens
+        prompt, most = len(request.tokens) + len(request.source), request.max_tokens
         width = request.beams.width if request.beams is not None else 1
-        if not prompt:
+        if not request.tokens:
             raise BadRequest("the prompt has no tokens", param="prompt")
         if most < (request.prompt_logprobs < 0):
             raise BadRequest(f"max_tokens must be at least 1, not {most}", param="max_tokens")

@@ -64,6 +64,11 @@ class Sequence:
         return Sequence(list(self.tokens), *terms, self.salt, self.source)
 
     @property
+    def room(self) -> int:
+        """Tokens that it has blocks for; what was read has no slots in them, but its place is taken."""
+        return len(self.tokens) + len(self.source)
+
+    @property
     def behind(self) -> int:
         return len(self.tokens) - self.computed
 
@@ -207,7 +212,7 @@ class Scheduler:
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Room for what comes next, at the cost of the last in rank if need be; no, if that is the sequence itself."""
-        while not (self.blocks.grow(sequence.blocks, len(sequence.tokens)) and self._own(sequence)):
+        while not (self.blocks.grow(sequence.blocks, sequence.room) and self._own(sequence)):
             last = next(reversed(self.running))
             self._preempt(last)
             if last is sequence:
@@ -266,7 +271,7 @@ class Scheduler:
         while True:
             if len(self.running) < self.sequence_budget:
                 shared = self._share(sequence)
-                if self.blocks.grow(sequence.blocks, len(sequence.tokens), spare=len(self.running)):
+                if self.blocks.grow(sequence.blocks, sequence.room, spare=len(self.running)):
                     self._count(sequence, shared)
                     return True
                 self.blocks.release(sequence.blocks)
@@ -315,7 +320,7 @@ class Scheduler:
         for place, chunk in enumerate(chunks):
             sequence = chunk.sequence
             count = min(len(sequence.draft), budget, self.chunk - chunk.count) if chunk.last else 0
-            if count and self.blocks.grow(sequence.blocks, len(sequence.tokens) + count, spare=len(self.running)):
+            if count and self.blocks.grow(sequence.blocks, sequence.room + count, spare=len(self.running)):
                 chunks[place] = replace(chunk, draft=count)
                 budget -= count
 
