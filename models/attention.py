@@ -13,11 +13,12 @@ from torch.nn import functional as F
 
 from models.config import ModelConfig
 from models.lora import Through, plain
-from models.positions import DistanceBias, DistanceVectors, Rotary, rotate
+from models.positions import DistanceBias, DistanceVectors, LinearBias, RelativeVectors, Rotary, rotate
 from models.ragged import Ragged
 from models.varlen import sight
 
 Mix = Callable[[Tensor, Tensor, Tensor, Tensor | None, float | None], Tensor]  # as `attend`
+Mixing = Callable[["Frame", "Group"], Mix]
 GROUP_COST = 1024  # a further group's fixed cost, in scores; measured on two cores
 EDGE_COST = 2  # reading one more padded row or key, in scores
 GROUP_KEYS = 8192  # of all members, unless one alone has more: bounds the memory that cached ones are gathered into
@@ -60,6 +61,13 @@ class Group:
     keys: Tensor | slice
     mask: Tensor | None  # [N, 1, Q, K], or [N, H, Q, K] with a bias in it
     window_mask: Tensor | None
+    before: Tensor | None = None  # [N, Q, K] tokens that a key is before a row, where scores depend on that; N may be 1
+
+    def leaning(self, bias: DistanceBias | LinearBias, dtype: torch.dtype) -> "Group":
+        """With a bias added to its scores, besides what its masks hide."""
+        added = bias(self.before).to(dtype)  # [N, H, Q, K]
+        masks = [added if mask is None else added + mask for mask in (self.mask, self.window_mask)]
+        return replace(self, mask=masks[0], window_mask=masks[1])
 
 
 @dataclass(frozen=True)
@@ -91,12 +99,8 @@ class Frame:
         vectors = None
         if isinstance(distances, DistanceVectors):
             vectors = distances(max(batch.lengths))
-        if isinstance(distances, DistanceBias):
-            assert batch.cache is None
-            groups = [
-                _leaning(group, distances(max(batch.lengths[n] for n in some)))
-                for group, some in zip(groups, members, strict=True)
-            ]
+        if isinstance(distances, DistanceBias | LinearBias):
+            groups = [group.leaning(distances, dtype) for group in groups]
         full, windowed = (turns[0], turns[-1]) if turns else (None, None)
         order = _order(batch, members) if members else None
         return cls(batch, groups, order, full, windowed, vectors, config.depth - 1)
@@ -115,7 +119,7 @@ class Frame:
         narrowed = self.batch.wanted is not None and layer == self.last_layer
         return additions.last().through if narrowed else additions.through
 
-    def attend(self, config: ModelConfig, layer: int, heads: tuple[Tensor, Tensor, Tensor], mix: Mix) -> Tensor:
+    def attend(self, config: ModelConfig, layer: int, heads: tuple[Tensor, Tensor, Tensor], mixing: Mixing) -> Tensor:
         """[T, H, D] queries over [T, KV, D] keys and values (and the cached ones): mixed values [T, H * D]."""
         query, key, value = heads
         cache, windowed = self.batch.cache, config.is_windowed(layer)
@@ -133,7 +137,7 @@ class Frame:
                 keys, values = cache.cache.read(layer, group.keys)
             queries = _take(query, group.rows, group.size)
             mask = group.window_mask if windowed else group.mask
-            mixed.append(mix(queries, keys, values, mask, config.score_scale or None).flatten(0, 1))
+            mixed.append(mixing(self, group)(queries, keys, values, mask, config.score_scale or None).flatten(0, 1))
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return packed if self.order is None else packed.index_select(0, self.order)
 
@@ -141,17 +145,24 @@ class Frame:
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """Scaled dot-product attention (Vaswani et al. 2017): [N, Q, H, D] over [N, KV, K, D], to [N, Q, H * D].
 
-    `mask` [N, 1, Q, K] is added to the scores.  The H / KV query heads that share a key head stand as further rows of
-    it, so that it is read once (grouped-query attention, Ainslie et al. 2023).
+    `mask` [N, 1 or H, Q, K] is added to the scores.  The H / KV query heads that share a key head stand as further rows
+    of it, so that it is read once (grouped-query attention, Ainslie et al. 2023).
     """
     n, rows, heads, width = query.shape
     kv_heads = key.size(1)
     shared = heads // kv_heads
     folded = query.view(n, rows, kv_heads, shared, width).permute(0, 2, 3, 1, 4).reshape(n, kv_heads, -1, width)
-    if mask is not None and shared > 1 and mask.size(2) > 1:
-        mask = mask.repeat(1, 1, shared, 1)
+    if mask is not None and shared > 1:
+        mask = fold(mask, kv_heads, shared)
     mixed = F.scaled_dot_product_attention(folded, key, value, attn_mask=mask, scale=scale)  # [N, KV, S * Q, D]
     return mixed.view(n, kv_heads, shared, rows, width).permute(0, 3, 1, 2, 4).reshape(n, rows, heads * width)
+
+
+def fold(mask: Tensor, kv_heads: int, shared: int) -> Tensor:
+    """[N, 1 or H, Q, K] as the rows of query heads that share a key head stand below each other: [N, KV, S * Q, K]."""
+    if mask.size(1) > 1:
+        return mask.reshape(len(mask), kv_heads, -1, mask.size(3))
+    return mask.repeat(1, 1, shared, 1) if mask.size(2) > 1 else mask
 
 
 class Attention(nn.Module):
@@ -180,18 +191,18 @@ class Attention(nn.Module):
         turns = frame.window_turns if self.config.is_windowed(self.layer) else frame.turns
         if turns is not None:
             query, key = rotate(query, turns), rotate(key, turns)
-        mixed = frame.attend(self.config, self.layer, (query, key, value), self.mixing(frame))
+        mixed = frame.attend(self.config, self.layer, (query, key, value), self.mixing)
         return through(self.output, mixed)
 
-    def mixing(self, frame: Frame) -> Mix:  # noqa: ARG002
-        """How values are mixed in this forward."""
+    def mixing(self, frame: Frame, group: Group) -> Mix:  # noqa: ARG002
+        """How values are mixed for a group in this forward."""
         return self.mix
 
 
 class Disentangled(Attention):
     """Besides what looks for what, scores say what looks for where, and where for what (He et al. 2021)."""
 
-    def mixing(self, frame: Frame) -> Mix:
+    def mixing(self, frame: Frame, group: Group) -> Mix:  # noqa: ARG002
         assert frame.distances is not None
         vectors, kinds = frame.distances
         asking, asked = (made(vectors).unflatten(-1, (-1, self.config.head_width)) for made in (self.query, self.key))
@@ -210,8 +221,37 @@ def found(tokens: Tensor, distances: Tensor, of: Tensor) -> Tensor:
     return (tokens @ distances.permute(1, 2, 0)).gather(-1, of)
 
 
+class Relative(Attention):
+    """Keys and values differ with how far they are from the row (Shaw et al. 2018); see RelativeVectors."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.relative = RelativeVectors(config.farthest, config.head_width)
+
+    def mixing(self, frame: Frame, group: Group) -> Mix:  # noqa: ARG002
+        assert group.before is not None
+        of = self.relative.kind(group.before)[:, None]  # [N, 1, Q, K]
+
+        def mix(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
+            """Weights of keys of one kind are added up, times that kind's vector: no value is changed for a row."""
+            shared = query.size(2) // key.size(1)
+            key, value = (kept.repeat_interleave(shared, dim=1) for kept in (key, value))
+            asking = query.transpose(1, 2) * (scale or query.size(3) ** -0.5)  # [N, H, Q, D]
+            kinds = of.expand(*asking.shape[:3], -1)
+            scores = (asking @ key.mT).add_((asking @ self.relative.keys.weight.T).gather(-1, kinds))
+            weights = (scores if mask is None else scores.add_(mask)).softmax(dim=-1)
+            sums = weights.new_zeros(*asking.shape[:3], self.relative.values.num_embeddings)
+            sums = sums.scatter_add(-1, kinds, weights)
+            return (weights @ value + sums @ self.relative.values.weight).transpose(1, 2).flatten(2)
+
+        return mix
+
+
+KINDS: dict[str, type[Attention]] = {"distance": Disentangled, "relative": Relative}  # by what tells positions
+
+
 def build_attention(config: ModelConfig, layer: int) -> Attention:
-    return Disentangled(config, layer) if config.position == "distance" else Attention(config, layer)
+    return KINDS.get(config.position, Attention)(config, layer)
 
 
 def _group(batch: Ragged, config: ModelConfig, members: list[int], dtype: torch.dtype) -> Group:
@@ -231,13 +271,16 @@ def _group(batch: Ragged, config: ModelConfig, members: list[int], dtype: torch.
     window_mask = mask
     if config.window and max(seen) > config.window:
         window_mask = _mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
-    return Group(len(members), rows, keys, _additive(mask, dtype, device), _additive(window_mask, dtype, device))
+    before = _before(firsts, (max(lengths), key_count)).to(device) if config.leans else None
+    masks = (_additive(mask, dtype, device), _additive(window_mask, dtype, device))
+    return Group(len(members), rows, keys, *masks, before)
 
 
-def _leaning(group: Group, bias: Tensor) -> Group:
-    """With a [H, K, K] bias added to its scores, besides what its masks hide."""
-    masks = [bias[None] if mask is None else bias + mask for mask in (group.mask, group.window_mask)]
-    return replace(group, mask=masks[0], window_mask=masks[1])
+def _before(firsts: list[int], shape: tuple[int, int]) -> Tensor:
+    """[N, Q, K] how many tokens a key is before a row; once where that is the same for all members."""
+    rows, keys = shape
+    distinct = firsts if len(set(firsts)) > 1 else firsts[:1]
+    return torch.tensor(distinct)[:, None, None] + torch.arange(rows)[:, None] - torch.arange(keys)
 
 
 def _padded_rows(starts: list[int], lengths: list[int], device: torch.device) -> Tensor | slice:

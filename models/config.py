@@ -32,10 +32,10 @@ class ModelConfig:
     mlp_width: int
     max_positions: int
     causal: bool
-    position: Literal["learned", "rotary", "distance"] = "learned"
+    position: Literal["learned", "rotary", "distance", "relative", "alibi"] = "learned"
     position_offset: int = 0
     distances: int = 0  # kinds of them, for which scores have a bias, or a vector if that is their `position`; 0: none
-    farthest: int = 128  # tokens, about from which on all distances are of one kind
+    farthest: int = 128  # tokens, from which on all distances are of one kind; about, where kinds are counted
     rope_base: float = 10_000.0
     rope_scaling: RopeScaling | None = None
     window: int = 0  # how many tokens a windowed layer sees, itself included; 0: no layer is windowed
@@ -58,6 +58,11 @@ class ModelConfig:
     mlp_bias: bool = True
     segments: int = 0
     shared: bool = False  # all layers have the same weights
+
+    @property
+    def leans(self) -> bool:
+        """Whether scores depend on how far tokens are apart, besides what is in queries and keys."""
+        return bool(self.distances) or self.position in ("relative", "alibi")
 
     def is_windowed(self, layer: int) -> bool:
         return bool(self.window) and (not self.windowed or self.windowed[layer])

@@ -37,10 +37,10 @@ class DistanceBias(nn.Module):
         super().__init__()
         self.table, self.farthest = nn.Embedding(kinds, heads), farthest
 
-    def forward(self, length: int) -> Tensor:
-        """[H, K, K] for every row and key of a text, row by row."""
-        bias: Tensor = self.table(self.kind(differences(length, self.table.weight.device)))  # [K, K, H]
-        return bias.permute(2, 0, 1)
+    def forward(self, before: Tensor) -> Tensor:
+        """[N, H, Q, K] for keys that are [N, Q, K] tokens before rows."""
+        bias: Tensor = self.table(self.kind(before))  # [N, Q, K, H]
+        return bias.permute(0, 3, 1, 2)
 
     def kind(self, before: Tensor) -> Tensor:
         """Of distances, positive to keys before the row."""
@@ -49,6 +49,50 @@ class DistanceBias(nn.Module):
         spread = (away.clamp(min=1).float() / near).log() / math.log(self.farthest / near) * (half - near)
         far = (near + spread.long()).clamp(max=half - 1)
         return torch.where(away < near, away, far) + half * (before < 0)
+
+
+class LinearBias(nn.Module):
+    """Scores lose in proportion to the distance, each head at a rate of its own, which nobody learns: ALiBi (Press et
+    al. 2022, arXiv:2108.12409).
+
+    It is the same to both sides, for networks that look to both.
+    """
+
+    rates: Tensor
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.register_buffer("rates", linear_rates(heads), persistent=False)
+
+    def forward(self, before: Tensor) -> Tensor:
+        """[N, H, Q, K] for keys that are [N, Q, K] tokens before rows."""
+        return -self.rates.float()[:, None, None] * before.abs()[:, None]
+
+
+def linear_rates(heads: int) -> Tensor:
+    """[H] from 2^(-8 / H) down to 2^-8, evenly by their logarithm, in float32.
+
+    Of heads whose number is no power of two the last take every other rate of twice as many, as the authors do.
+    """
+    whole = 1 << (heads.bit_length() - 1)
+    powers = [8 * (head + 1) / whole for head in range(whole)]
+    powers += [8 * (2 * head + 1) / (2 * whole) for head in range(heads - whole)]
+    return torch.tensor([2.0**-power for power in powers], device="cpu")
+
+
+class RelativeVectors(nn.Module):
+    """A layer's vectors for each distance up to `farthest`, before and after: one to add to a key, one to a value (Shaw
+    et al. 2018, arXiv:1803.02155).  What is farther is clipped to that; the heads have the same.
+    """
+
+    def __init__(self, farthest: int, width: int) -> None:
+        super().__init__()
+        self.keys, self.values = (nn.Embedding(2 * farthest + 1, width) for _ in range(2))
+        self.farthest = farthest
+
+    def kind(self, before: Tensor) -> Tensor:
+        """Of distances, positive to keys before the row: which vector they have."""
+        return (self.farthest - before).clamp(0, 2 * self.farthest)
 
 
 class DistanceVectors(nn.Module):
@@ -148,6 +192,8 @@ def build_distances(config: ModelConfig) -> nn.Module:
     """What the configuration makes of how far tokens are apart."""
     if config.position == "distance":
         return DistanceVectors(config.distances, config.farthest, config.width, config.norm_eps)
+    if config.position == "alibi":
+        return LinearBias(config.heads)
     return DistanceBias(config.distances, config.farthest, config.heads) if config.distances else nn.Identity()
 
 

@@ -14,6 +14,7 @@ from models.config import ModelConfig
 GROWTH = 1.25  # memory to gather into is made so much larger than what is wanted
 PROVEN = 192  # rows of a product that are held to be compared
 RECORD = 16 << 20  # a recorded step, and what libraries keep for it; a guess, not yet compared with a GPU
+TERMS = {"distance": 2, "relative": 3}
 MASKING = 3  # bytes a score while a mask is made: which keys exist, which are in sight, both
 
 
@@ -58,6 +59,8 @@ def _activations(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> i
         attention, mlp = attention + heads, 3 * config.mlp_width  # what is padded, and put together of pieces
     if config.position == "distance":
         attention += config.heads * config.distances
+    if config.position == "relative":  # what queries have in common with vectors of keys, and sums for those of values
+        attention += 2 * config.heads * (2 * config.farthest + 1)
     return largest.rows * (3 * config.width + max(attention, mlp)) * dtype.itemsize
 
 
@@ -67,8 +70,8 @@ def _masks(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> int:
         return 0
     shared = config.heads // config.kv_heads
     kept = (2 if config.window else 1) * dtype.itemsize
-    if config.distances:  # a mask for each head; of vectors, its two terms
-        kept += (2 if config.position == "distance" else 1) * config.heads * dtype.itemsize
+    if config.leans:  # distances, and for each head a mask; of vectors, the terms of its scores
+        kept += torch.int64.itemsize + TERMS.get(config.position, 1) * config.heads * dtype.itemsize
     copied = shared * dtype.itemsize if shared > 1 else 0
     if largest.invariant:
         copied += 2 * shared * torch.float32.itemsize

@@ -44,7 +44,7 @@ def make_invariant(network: Transformer, head: nn.Module, breathe: Callable[[], 
     For the thread that will compute, with the number of threads it will have.  InvarianceError says which kernel gives
     a row other bits in another batch.
     """
-    if network.config.position == "distance":
+    if network.config.position in ("distance", "relative"):
         raise InvarianceError(
             "scores of distances' vectors are products whose bits are not held here; serve it without"
         )

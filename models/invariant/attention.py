@@ -37,7 +37,7 @@ class InvariantMix:
     keys: tuple[int, ...]
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
-        """[N, Q, H, D] over [N, KV, K, D], to [N, Q, H * D]; `mask` [N, 1, Q, K] is added to the scores."""
+        """[N, Q, H, D] over [N, KV, K, D], to [N, Q, H * D]; `mask` [N, 1 or H, Q, K] is added to the scores."""
         sequences, asked, heads, width = query.shape
         tiles = tiled(key.size(2), self.keys)
         length = tiles[-1][1]
@@ -67,7 +67,8 @@ def tiled(length: int, keys: tuple[int, ...]) -> Tiles:
 
 
 def mix_tiles(query: Tensor, kept: tuple[Tensor, Tensor], mask: Tensor | None, tiles: Tiles) -> Tensor:
-    """[N, KV, S, Q, D] scaled queries over [N * KV, K, D] keys and values, to the same; `mask` [N, 1, 1, Q, K]."""
+    """[N, KV, S, Q, D] scaled queries over [N * KV, K, D] keys and values, to the same; `mask` [N, 1, 1, Q, K], or
+    [N, KV, S, Q, K]."""
     key, value = kept
     rows = query.reshape(len(key), -1, query.size(4))  # [N * KV, S * Q, D]
     scores = [torch.bmm(rows, key[:, start:end].transpose(1, 2)) for start, end in tiles]
@@ -165,12 +166,13 @@ def _padded(kept: Tensor, length: int) -> Tensor:
 
 
 def _hidden(mask: Tensor | None, key: Tensor, length: int) -> Tensor:
-    """What is added to the scores of [N, KV, K, D] keys padded to `length`: [N, 1, 1, Q, length], or 1 for any Q."""
+    """What is added to the scores of [N, KV, K, D] keys padded to `length`: [N, 1, 1, Q, length], or 1 for any Q, or
+    [N, KV, S, Q, length]."""
     if mask is None:
         mask = torch.zeros(1, 1, 1, key.size(2), device=key.device)
     if mask.size(3) < length:
         mask = F.pad(mask, (0, length - mask.size(3)), value=float("-inf"))
-    return mask.float()[:, :, None]
+    return mask.float().view(len(mask), min(key.size(1), mask.size(1)), -1, *mask.shape[2:])
 
 
 def _filled(query: Tensor, size: int) -> Tensor:
@@ -180,7 +182,7 @@ def _filled(query: Tensor, size: int) -> Tensor:
 
 
 def _given(mask: Tensor, rows: int) -> Tensor:
-    """[N, 1, 1, Q, K] for `rows` queries, the last of which may be nobody's and see what the first sees."""
+    """`mask` of Q queries for `rows` of them, the last of which may be nobody's and see what the first sees."""
     missing = rows - mask.size(3)
     if mask.size(3) == 1 or not missing:
         return mask

@@ -42,7 +42,9 @@ def unfit(config: ModelConfig) -> str:
     """Why the compiled step cannot compute such a network; empty if it can."""
     if config.embedding_width:
         return f"its embeddings are {config.embedding_width} wide, its layers {config.width}"
-    if config.distances:
+    if config.position == "relative":
+        return "its keys and values differ by distance"
+    if config.leans:
         return "its scores have a bias by distance"
     if config.shared:
         return "its layers share their weights"
