@@ -35,6 +35,10 @@ CASES: dict[str, tuple[Any, Any]] = {
         tf.DistilBertModel,
     ),
     "gpt2": (tf.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64), tf.GPT2LMHeadModel),
+    "openai-gpt": (
+        tf.OpenAIGPTConfig(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+        tf.OpenAIGPTLMHeadModel,
+    ),
     "llama": (tf.LlamaConfig(**LLAMA), tf.LlamaForCausalLM),
     "llama-biased-tied": (
         tf.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),

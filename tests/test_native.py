@@ -71,6 +71,7 @@ GENERATORS = {
         output_bias=True,
         mlp_bias=True,
     ),
+    "norms behind": replace(BERT, causal=True, segments=0, embedding_norm=False, activation="gelu_tanh"),
     "gemma": replace(
         LLAMA,
         norm_order="sandwich",

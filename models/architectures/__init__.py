@@ -6,6 +6,7 @@ from models.architectures.deberta import DEBERTA
 from models.architectures.electra import ELECTRA
 from models.architectures.family import Family, HeadSpec, rename
 from models.architectures.gemma import GEMMA3
+from models.architectures.gpt import GPT
 from models.architectures.gpt2 import GPT2
 from models.architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from models.architectures.modernbert import MODERNBERT
@@ -23,6 +24,7 @@ FAMILIES: dict[str, Family] = {
         MPNET,
         DEBERTA,
         MODERNBERT,
+        GPT,
         GPT2,
         LLAMA,
         MISTRAL,

@@ -6,7 +6,7 @@ are special and what they are for.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,17 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from models import files
 from models.errors import CheckpointError, UnsupportedError
-from models.tokenizer.vocabulary import GPT2, QWEN2, Split, Vocabulary, Words, built, byte_level, surround, word_pieces
+from models.tokenizer.vocabulary import (
+    GPT2,
+    QWEN2,
+    Vocabulary,
+    Words,
+    built,
+    byte_level,
+    closed_words,
+    surround,
+    word_pieces,
+)
 
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _MORE = ("additional_special_tokens", "extra_special_tokens")
@@ -42,13 +52,7 @@ _ROBERTA = {
 }
 _GPT2 = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 _QWEN2 = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
-# Whose vocab.json + merges.txt are read how; a tokenizer_config.json names the class.
-_CLASSES: dict[str, tuple[Split, dict[str, str]]] = {
-    "GPT2Tokenizer": (GPT2, _GPT2),
-    "RobertaTokenizer": (GPT2, _ROBERTA),
-    "BartTokenizer": (GPT2, _ROBERTA),
-    "Qwen2Tokenizer": (QWEN2, _QWEN2),
-}
+_GPT = {"unk_token": "<unk>"}
 
 
 @dataclass(frozen=True)
@@ -78,9 +82,9 @@ def read(folder: Path) -> Vocabulary:
         settings = settings.over(_BERT)
         backend = _vocab_txt(folder, settings)
     elif (folder / "vocab.json").is_file():
-        split, defaults = _class(folder, settings)
+        merge, defaults = _class(folder, settings)
         settings = settings.over(defaults)
-        backend = _vocab_json(folder, settings, split)
+        backend = _vocab_json(folder, settings, merge)
     else:
         raise _nothing(folder)
     present = {role: piece for role in _ROLES if backend.token_to_id(piece := settings.piece(role)) is not None}
@@ -194,7 +198,33 @@ def _vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
     return backend
 
 
-def _class(folder: Path, settings: _Settings) -> tuple[Split, dict[str, str]]:
+def _spaced(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:
+    """Bytes, cut as GPT-2 cuts text, with a space before it where the configuration asks for one."""
+    return byte_level(pieces, merges, GPT2, prefix_space=bool(settings.other.get("add_prefix_space")))
+
+
+def _cased(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:  # noqa: ARG001
+    """Bytes, cut as Qwen2 cuts text."""
+    return byte_level(pieces, merges, QWEN2)
+
+
+def _closed(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:
+    """Words, as GPT has them."""
+    return closed_words(pieces, merges, unknown=settings.piece("unk_token"))
+
+
+_Merge = Callable[[Mapping[str, int], Sequence[tuple[str, str]], _Settings], Tokenizer]
+# Whose vocab.json + merges.txt are read how; a tokenizer_config.json names the class.
+_CLASSES: dict[str, tuple[_Merge, dict[str, str]]] = {
+    "OpenAIGPTTokenizer": (_closed, _GPT),
+    "GPT2Tokenizer": (_spaced, _GPT2),
+    "RobertaTokenizer": (_spaced, _ROBERTA),
+    "BartTokenizer": (_spaced, _ROBERTA),
+    "Qwen2Tokenizer": (_cased, _QWEN2),
+}
+
+
+def _class(folder: Path, settings: _Settings) -> tuple[_Merge, dict[str, str]]:
     name = str(settings.other.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
     if name not in _CLASSES:
         path = str(folder / "vocab.json")
@@ -202,13 +232,13 @@ def _class(folder: Path, settings: _Settings) -> tuple[Split, dict[str, str]]:
     return _CLASSES[name]
 
 
-def _vocab_json(folder: Path, settings: _Settings, split: Split) -> Tokenizer:
+def _vocab_json(folder: Path, settings: _Settings, merge: _Merge) -> Tokenizer:
     path = str(folder / "vocab.json")
     pieces, merges = _json(folder / "vocab.json"), _merges(folder / "merges.txt")
-    space = bool(settings.other.get("add_prefix_space")) and split is GPT2
-    backend = built(lambda: byte_level(pieces, merges, split, prefix_space=space), path)
+    backend = built(lambda: merge(pieces, merges, settings), path)
     _mark(backend, settings, folder)
     if "cls_token" in settings.roles:
+        space = bool(settings.other.get("add_prefix_space")) and merge is _spaced
         sep, cls = (_numbered(backend, settings.piece(role), path) for role in ("sep_token", "cls_token"))
         backend.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=True, add_prefix_space=space)
     else:

@@ -2,7 +2,8 @@
 
 The one idea: a token stands for bytes, and which bytes depends on nothing but whether it is the first.  So text grows
 by the bytes of each token, an incremental UTF-8 decoder holds back what is not a whole character yet, and the parts
-of a stream join up to exactly what decoding all of it at once gives.
+of a stream join up to exactly what decoding all of it at once gives.  Where tokens say that a word ends (`</w>`), the
+space is held back too, until another token comes: behind the last one there is none.
 """
 
 import codecs
@@ -17,7 +18,7 @@ from models.errors import UnsupportedError
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LOST = re.compile("[\udc80-\udcff]")  # what the error handler "surrogateescape" makes of a byte that is no text
-_KNOWN = ("ByteLevel", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
+_KNOWN = ("ByteLevel", "BPEDecoder", "ByteFallback", "Fuse", "Metaspace", "Replace", "Strip", "WordPiece")
 
 
 def byte_alphabet() -> dict[str, int]:
@@ -40,12 +41,13 @@ class Spelling:
         self._decoder: decoders.Decoder | None = backend.decoder
         steps = _steps(json.loads(self._decoder.__getstate__())) if self._decoder is not None else []
         for step in steps:
-            if not _is_local(step):
+            if not _is_local(step, alone=len(steps) == 1):
                 raise UnsupportedError(
                     f"the tokenizer's decoder {step['type']} cannot be followed one token at a time; "
                     f"known decoders: {', '.join(_KNOWN)}"
                 )
         kinds = {step["type"] for step in steps}
+        self.mark: str = steps[0]["suffix"] if "BPEDecoder" in kinds else ""  # which says that a word ends
         self._alphabet = byte_alphabet() if "ByteLevel" in kinds else {}
         self._fallback = "ByteFallback" in kinds
         added = backend.get_added_tokens_decoder().items()
@@ -67,7 +69,15 @@ class Spelling:
             known = self._spelled[token, first] = b"" if piece is None else self._bytes(piece, first)
         return known
 
+    def ending(self, token: int) -> tuple[bytes, bytes, bytes]:
+        """Of a token its bytes up to where a word ends; what follows if another token does; what follows if none."""
+        open_, _, rest = (self._backend.id_to_token(token) or "").partition(self.mark)
+        last = rest.replace(self.mark, "").encode()
+        return open_.encode(), self.spell(token).removeprefix(open_.encode()), last
+
     def stream(self, *, skip_special: bool = True) -> "TokenStream":
+        if self.mark:
+            return WordStream(self, skip_special=skip_special)
         return TokenStream(self, skip_special=skip_special)
 
     def text(self, tokens: Iterable[int], *, skip_special: bool = True) -> str:
@@ -85,6 +95,8 @@ class Spelling:
             return piece.encode() if -1 in known else bytes(known)
         if self._fallback and (byte := _BYTE.fullmatch(piece)) and int(byte[1], 16) >= 0x80:
             return bytes([int(byte[1], 16)])
+        if self.mark:
+            return piece.replace(self.mark, " ").encode()
         if self._decoder is None:
             return piece.encode() if first else b" " + piece.encode()
         # Any piece may stand before: what follows it does not depend on which.
@@ -113,16 +125,36 @@ class TokenStream:
         return _LOST.sub("\ufffd", self._utf8.decode(b"", final=True))
 
 
+class WordStream(TokenStream):
+    """The same where pieces say that a word ends: of the last token it is known only once there is no other."""
+
+    _followed = _last = b""
+
+    def push(self, token: int) -> str:
+        if not self._spelling.names(token) or (self._skip and self._spelling.is_special(token)):
+            return ""
+        shown, followed, last = self._spelling.ending(token)
+        text = (self._followed + shown).decode()
+        self._followed, self._last = followed, last
+        return text
+
+    def flush(self) -> str:
+        return self._last.decode()
+
+
 def _steps(decoder: dict[str, Any]) -> list[dict[str, Any]]:
     if decoder["type"] != "Sequence":
         return [decoder]
     return [step for part in decoder["decoders"] for step in _steps(part)]
 
 
-def _is_local(step: dict[str, Any]) -> bool:
-    """Whether this decoding step looks at one token at a time, or at the start of the text, and nowhere else."""
+def _is_local(step: dict[str, Any], *, alone: bool) -> bool:
+    """Whether this decoding step looks at one token at a time, or at the start of the text, and nowhere else; or, where
+    it is the only one, at whether a token is the last."""
     if step["type"] == "Strip":
         return bool(step["start"] <= 1 and step["stop"] == 0)
     if step["type"] == "Replace":
         return len(step["pattern"].get("String", "")) == 1
+    if step["type"] == "BPEDecoder":
+        return bool(step["suffix"]) and alone
     return step["type"] in _KNOWN

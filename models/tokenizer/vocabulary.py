@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from models.errors import CheckpointError
 
 SPACE = "\u2581"  # how SentencePiece spells a space
+CLOSE = "</w>"  # how merges over words spell that one ends
 T = TypeVar("T")
 
 
@@ -119,6 +120,16 @@ def byte_level(
     cuts.append(pre_tokenizers.ByteLevel(add_prefix_space=prefix_space, use_regex=ends_in_words))
     backend.pre_tokenizer = pre_tokenizers.Sequence(cuts) if len(cuts) > 1 else cuts[0]
     backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def closed_words(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], *, unknown: str) -> Tokenizer:
+    """Merges over the characters of lower-cased words, whose last piece ends in `</w>` (GPT; Sennrich et al. 2016)."""
+    model = models.BPE(vocab=dict(pieces), merges=list(merges), unk_token=unknown, end_of_word_suffix=CLOSE)
+    backend = Tokenizer(model)
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.BPEDecoder(suffix=CLOSE)
     return backend
 
 

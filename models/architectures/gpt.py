@@ -1,0 +1,51 @@
+"""The first GPT: causal, norm after each sum, learned positions, fused and transposed projections."""
+
+from typing import Literal
+
+from models.architectures.family import LAST, Family, HeadSpec, Json
+from models.architectures.gpt2 import RENAMES, convert
+from models.config import ModelConfig
+from models.errors import UnsupportedError
+
+# What its `afn` stands for.
+ACTIVATIONS: dict[str, Literal["gelu_tanh", "silu", "relu"]] = {
+    "gelu": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+
+def config(hf: Json) -> ModelConfig:
+    width, heads, activation = hf["n_embd"], hf["n_head"], hf.get("afn", "gelu")
+    if activation not in ACTIVATIONS:
+        raise UnsupportedError(f"afn {activation!r} is not one of {', '.join(sorted(ACTIVATIONS))}")
+    return ModelConfig(
+        vocab_size=hf["vocab_size"],
+        width=width,
+        depth=hf["n_layer"],
+        heads=heads,
+        kv_heads=heads,
+        head_width=width // heads,
+        mlp_width=4 * width,
+        max_positions=hf["n_positions"],
+        causal=True,
+        norm_order="post",
+        norm_eps=hf.get("layer_norm_epsilon", 1e-5),
+        activation=ACTIVATIONS[activation],
+    )
+
+
+GPT = Family(
+    name="openai-gpt",
+    prefix="transformer",
+    config=config,
+    renames=((r"^tokens_embed\.", "tokens."), (r"^positions_embed\.", "position.table."), *RENAMES),
+    heads={
+        "OpenAIGPTLMHeadModel": HeadSpec("generate", ((r"^lm_head\.", "head.output."),)),
+        "OpenAIGPTModel": HeadSpec("embed"),
+        "OpenAIGPTForSequenceClassification": LAST,
+    },
+    convert=convert,
+    drop=r"^lm_head\.|\.attn\.bias$|^position_ids$",
+)
