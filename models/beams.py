@@ -1,0 +1,77 @@
+"""The rule of a beam search: which continuations go on, which answers are kept, and when it is over.
+
+Knows no networks and no requests, only log-probabilities.  The one idea: of all tokens after all beams, the likeliest
+go on; an answer that ends is kept if it is among the best so far by its length-normalised score.  In every rule, and in
+the order of the rules, as transformers' `generate(num_beams=...)` does it.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+WORST = float("-inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the likeliest continuations: of which beam, by which token."""
+
+    score: float
+    beam: int
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What becomes of the likeliest continuations of a step: `going` on, and `ended` just now, the best first."""
+
+    going: list[Choice]
+    ended: list[Choice]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`width` beams, of answers of `most` tokens at most, which `stops` end.
+
+    A score is divided by length ** `length_penalty`.  It is over as soon as there are `width` answers if `early`; else
+    once no beam could be better than the worst of them: if it went on as it is, or as far as it may where it is
+    `patient`.
+    """
+
+    width: int
+    stops: Collection[int]
+    most: int
+    length_penalty: float = 1.0
+    early: bool = False
+    patient: bool = False
+
+    def turn(self, shaped: Tensor, scores: Sequence[float], length: int, full: bool) -> Turn:
+        """Of [K, V] log-probabilities of the token at the `length`-th place of K beams with `scores`.  Where there are
+        as many answers as are asked for already (`full`), none may end early any more."""
+        choices = self._likeliest(shaped, scores)
+        ends = [length == self.most or choice.token in self.stops for choice in choices]
+        going = [choice for choice, over in zip(choices, ends, strict=True) if not over][: self.width]
+        ended = [choice for choice, over in list(zip(choices, ends, strict=True))[: self.width] if over]
+        return Turn(going, [] if self.early and full else ended)
+
+    def normal(self, score: float, length: int) -> float:
+        """What answers are compared by."""
+        return float(score / length**self.length_penalty)
+
+    def over(self, going: Sequence[Choice], length: int, kept: Sequence[float]) -> bool:
+        """Whether nothing better is expected than the answers with normalised scores `kept`, the best first."""
+        if not going:
+            return True
+        if len(kept) < self.width:
+            return False
+        expected = self.most if self.patient and self.length_penalty > 0 else length
+        return self.early or self.normal(going[0].score, expected) <= kept[-1]
+
+    def _likeliest(self, shaped: Tensor, scores: Sequence[float]) -> list[Choice]:
+        before = torch.tensor(scores, dtype=shaped.dtype, device=shaped.device)
+        flat, words = (shaped + before[:, None]).flatten(), shaped.size(1)
+        best, places = flat.topk(min(max(2, 1 + len(self.stops)) * self.width, len(flat)))
+        found = zip(best.tolist(), places.tolist(), strict=True)
+        return [Choice(value, place // words, place % words) for value, place in found if value > WORST]
