@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.cache import Memory, MemoryView
 from models.config import ModelConfig
 from models.lora import Through, plain
 from models.positions import DistanceBias, DistanceVectors, LinearBias, RelativeVectors, Rotary, rotate
@@ -74,7 +75,8 @@ class Group:
 class Frame:
     """What all layers of one forward pass share: groups, masks, rotations, and the way back to packed rows.
 
-    Where one kernel attends for all (`Ragged.spans`) there are no groups.
+    Where one kernel attends for all (`Ragged.spans`) there are no groups.  `across` is for those who look at
+    other texts (models.cross).
     """
 
     batch: Ragged
@@ -84,6 +86,7 @@ class Frame:
     window_turns: tuple[Tensor, Tensor] | None
     distances: tuple[Tensor, Tensor] | None  # vectors of their kinds [C, W], and the kinds [K, K] of a text's
     last_layer: int
+    across: "Across | None" = None
 
     @classmethod
     def of(
@@ -94,7 +97,7 @@ class Frame:
         `distances`: of models.positions, if it is any of those there.
         """
         turns = [rotary.turns(batch.positions, dtype) for rotary in rotaries]
-        members = grouping(batch.lengths, batch.seen) if batch.spans is None else []
+        members = _members(batch)
         groups = [_group(batch, config, group, dtype) for group in members]
         vectors = None
         if isinstance(distances, DistanceVectors):
@@ -140,6 +143,16 @@ class Frame:
             mixed.append(mixing(self, group)(queries, keys, values, mask, config.score_scale or None).flatten(0, 1))
         packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
         return packed if self.order is None else packed.index_select(0, self.order)
+
+
+@dataclass(frozen=True)
+class Across:
+    """What blocks share that look at other texts: a frame for each memory, and where each row stands in what they give
+    laid end to end; None: in order."""
+
+    looks: list[tuple[Memory, Frame]]
+    order: Tensor | None
+    view: MemoryView
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
@@ -254,6 +267,15 @@ def build_attention(config: ModelConfig, layer: int) -> Attention:
     return KINDS.get(config.position, Attention)(config, layer)
 
 
+def _members(batch: Ragged) -> list[list[int]]:
+    """The sequences that attend together."""
+    if batch.spans is not None:
+        return []
+    if batch.cache is not None and batch.cache.cache.whole:
+        return [list(range(len(batch.lengths)))]
+    return grouping(batch.lengths, batch.seen)
+
+
 def _group(batch: Ragged, config: ModelConfig, members: list[int], dtype: torch.dtype) -> Group:
     lengths, seen = [batch.lengths[n] for n in members], [batch.seen[n] for n in members]
     device = batch.tokens.device
@@ -272,7 +294,7 @@ def _group(batch: Ragged, config: ModelConfig, members: list[int], dtype: torch.
     if config.window and max(seen) > config.window:
         window_mask = _mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
     before = _before(firsts, (max(lengths), key_count)).to(device) if config.leans else None
-    masks = (_additive(mask, dtype, device), _additive(window_mask, dtype, device))
+    masks = (additive(mask, dtype, device), additive(window_mask, dtype, device))
     return Group(len(members), rows, keys, *masks, before)
 
 
@@ -317,7 +339,7 @@ def _mask(firsts: list[int], seen: list[int], shape: tuple[int, int], causal: bo
     return allowed[:, None]
 
 
-def _additive(mask: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
+def additive(mask: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor | None:
     """0 where True, -inf where False; a padded row that would see nothing sees everything, and is dropped later."""
     if mask is None or bool(mask.all()):
         return None

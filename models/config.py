@@ -32,7 +32,9 @@ class ModelConfig:
     mlp_width: int
     max_positions: int
     causal: bool
-    position: Literal["learned", "rotary", "distance", "relative", "alibi"] = "learned"
+    position: Literal["learned", "sinusoidal", "sines-cosines", "rotary", "bias", "distance", "relative", "alibi"] = (
+        "learned"  # sinusoidal: a sine beside its cosine; bias: of `distances`, and nothing else
+    )
     position_offset: int = 0
     distances: int = 0  # kinds of them, for which scores have a bias, or a vector if that is their `position`; 0: none
     farthest: int = 128  # tokens, from which on all distances are of one kind; about, where kinds are counted
@@ -66,3 +68,20 @@ class ModelConfig:
 
     def is_windowed(self, layer: int) -> bool:
         return bool(self.window) and (not self.windowed or self.windowed[layer])
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderDecoderConfig:
+    """Two bodies of one width over one vocabulary, whose tokens have the same vectors on both sides; `decoder` is
+    causal.  `start` is the token that stands before the first that is written.
+
+    How likely a token is is the product of a state with its row of a matrix, which is that of the embeddings if `tied`.
+    States are multiplied by `output_scale` before; with `output_bias` a number for each token is added.
+    """
+
+    encoder: ModelConfig
+    decoder: ModelConfig
+    start: int
+    tied: bool = True
+    output_scale: float = 1.0
+    output_bias: bool = False

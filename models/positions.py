@@ -25,17 +25,43 @@ class Learned(nn.Module):
         return placed
 
 
+class Sinusoidal(nn.Module):
+    """A vector per position that nobody learns: sines and cosines of W / 2 frequencies, from once every 2 pi tokens
+    down to a ten-thousandth of that (Vaswani et al. 2017, arXiv:1706.03762).
+
+    A sine and its cosine stand side by side there; with `halves`, all sines before all cosines, as in Marian.
+    """
+
+    table: Tensor
+
+    def __init__(self, count: int, width: int, halves: bool) -> None:
+        super().__init__()
+        self.register_buffer("table", waves(count, width, halves), persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """[T, W] embeddings of tokens at [T] positions."""
+        return x + self.table[positions].to(x.dtype)
+
+
+def waves(count: int, width: int, halves: bool) -> Tensor:
+    """[count, W] in float32, computed in float64: an angle may be large."""
+    exponents = torch.arange(0, width, 2, device="cpu", dtype=torch.float64) / width
+    angles = torch.arange(count, device="cpu", dtype=torch.float64)[:, None] / 10_000.0**exponents  # [count, W / 2]
+    both = (angles.sin(), angles.cos())
+    return (torch.cat(both, dim=1) if halves else torch.stack(both, dim=2).flatten(1)).float()
+
+
 class DistanceBias(nn.Module):
     """A bias for each head's scores by how far a key is from its row, shared by all layers (Raffel et al. 2020,
     arXiv:1910.10683).
 
-    Half of `kinds` are for keys before a row, half for those after it: near distances have one each, the others share
-    what is left by their logarithm, up to `farthest`.
+    Half of `kinds` are for keys before a row, half for those after it; all for those before, where a row sees no others
+    (`causal`).  Near distances have one each, the others share what is left by their logarithm, up to `farthest`.
     """
 
-    def __init__(self, kinds: int, farthest: int, heads: int) -> None:
+    def __init__(self, kinds: int, farthest: int, heads: int, causal: bool = False) -> None:
         super().__init__()
-        self.table, self.farthest = nn.Embedding(kinds, heads), farthest
+        self.table, self.farthest, self.causal = nn.Embedding(kinds, heads), farthest, causal
 
     def forward(self, before: Tensor) -> Tensor:
         """[N, H, Q, K] for keys that are [N, Q, K] tokens before rows."""
@@ -44,11 +70,12 @@ class DistanceBias(nn.Module):
 
     def kind(self, before: Tensor) -> Tensor:
         """Of distances, positive to keys before the row."""
-        half = self.table.num_embeddings // 2
-        near, away = half // 2, before.abs()
-        spread = (away.clamp(min=1).float() / near).log() / math.log(self.farthest / near) * (half - near)
-        far = (near + spread.long()).clamp(max=half - 1)
-        return torch.where(away < near, away, far) + half * (before < 0)
+        one_side = self.table.num_embeddings // (1 if self.causal else 2)
+        near, away = one_side // 2, before.clamp(min=0) if self.causal else before.abs()
+        spread = (away.clamp(min=1).float() / near).log() / math.log(self.farthest / near) * (one_side - near)
+        far = (near + spread.long()).clamp(max=one_side - 1)
+        kind = torch.where(away < near, away, far)
+        return kind if self.causal else kind + one_side * (before < 0)
 
 
 class LinearBias(nn.Module):
@@ -183,8 +210,11 @@ def stretch(frequency: Tensor, scaling: RopeScaling) -> Tensor:
 
 def build_embedding(config: ModelConfig) -> nn.Module:
     """What the configuration adds to token embeddings."""
+    width = config.embedding_width or config.width
     if config.position == "learned":
-        return Learned(config.max_positions, config.embedding_width or config.width, config.position_offset)
+        return Learned(config.max_positions, width, config.position_offset)
+    if config.position in ("sinusoidal", "sines-cosines"):
+        return Sinusoidal(config.max_positions, width, halves=config.position == "sines-cosines")
     return Nowhere()
 
 
@@ -194,7 +224,9 @@ def build_distances(config: ModelConfig) -> nn.Module:
         return DistanceVectors(config.distances, config.farthest, config.width, config.norm_eps)
     if config.position == "alibi":
         return LinearBias(config.heads)
-    return DistanceBias(config.distances, config.farthest, config.heads) if config.distances else nn.Identity()
+    if config.distances:
+        return DistanceBias(config.distances, config.farthest, config.heads, config.causal)
+    return nn.Identity()
 
 
 def build_rotary(config: ModelConfig, windowed: bool) -> Rotary:

@@ -10,7 +10,7 @@ from itertools import accumulate, pairwise
 import torch
 from torch import Tensor
 
-from models.cache import CacheView
+from models.cache import CacheView, MemoryView
 from models.lora import Additions
 from models.varlen import Spans
 
@@ -21,7 +21,8 @@ class Ragged:
 
     `tokens[i]` stands at `positions[i]` of its sequence.  With a `cache`, the rows are only the newest tokens of
     their sequences, and the older ones are read from it.  `wanted` are the rows whose states are asked for; None
-    asks for all.  With `spans` one kernel attends for all sequences, else they do in groups.
+    asks for all.  With `spans` one kernel attends for all sequences, else they do in groups.  With a `memory` they are
+    written from other texts, which were read before.
     """
 
     tokens: Tensor  # [T]
@@ -32,6 +33,7 @@ class Ragged:
     wanted: Tensor | None = None  # [M]
     spans: Spans | None = None
     additions: Additions | None = None  # of adapters, to the network's products
+    memory: MemoryView | None = None
 
     @classmethod
     def of(

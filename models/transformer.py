@@ -3,9 +3,9 @@
 It does not know where its tokens come from nor what is made of its states; heads do.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from typing import cast
+from typing import ClassVar, cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -99,6 +99,8 @@ def share(blocks: nn.ModuleList) -> None:
 class Transformer(nn.Module):
     """Token ids in, states out.  `forward(batch)`: T packed rows to [T, W], or [M, W] of those wanted."""
 
+    kinds: ClassVar[Mapping[str, type[PreBlock]]] = BLOCKS  # of blocks, by the order of their norms
+
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
@@ -109,7 +111,7 @@ class Transformer(nn.Module):
         self.distances = build_distances(config)
         self.embedding_norm = build_norm(config, width) if config.embedding_norm else nn.Identity()
         self.projection = nn.Linear(width, config.width) if config.embedding_width else nn.Identity()
-        self.blocks = nn.ModuleList(BLOCKS[config.norm_order](config, layer) for layer in range(config.depth))
+        self.blocks = nn.ModuleList(self.kinds[config.norm_order](config, layer) for layer in range(config.depth))
         if config.shared:
             share(self.blocks)
         self.final_norm = nn.Identity() if config.norm_order == "post" else build_norm(config)

@@ -42,6 +42,8 @@ def unfit(config: ModelConfig) -> str:
     """Why the compiled step cannot compute such a network; empty if it can."""
     if config.embedding_width:
         return f"its embeddings are {config.embedding_width} wide, its layers {config.width}"
+    if config.position in ("sinusoidal", "sines-cosines"):
+        return "its positions are told by sines"
     if config.position == "relative":
         return "its keys and values differ by distance"
     if config.leans:
