@@ -22,7 +22,7 @@ from models.workspace import Largest, block_bytes, forward_bytes, gathered_bytes
 from service.engine.reading import reading_bytes
 from service.engine.sampler import drawing_bytes
 from service.errors import NoRoom
-from service.executors import drawing_instructions, kernel_for
+from service.executors import drawing_instructions, kernel_for, refuse_unserved
 from service.place import Place, placed
 from service.request import Task
 from service.settings import Settings
@@ -70,6 +70,7 @@ class Sized:
 
 def sized(name: str, what: Description, draft: Description | None = None) -> Sized:
     """Raises CheckpointError where the files do not hold what the description asks for."""
+    refuse_unserved(what.head.task, what.file)
     return Sized(
         name=name,
         config=what.config,

@@ -24,7 +24,20 @@ from service.engine.reading import Head
 from service.engine.worker import Course, StepReport, Worker
 from service.executors import executor_of, prepare, sampler_of
 from service.place import placed
-from service.request import Done, Encode, Encoded, Event, Failed, Filled, Generate, Request, Sampling, Table, Token
+from service.request import (
+    Done,
+    Encode,
+    Encoded,
+    Event,
+    Failed,
+    Filled,
+    Generate,
+    Request,
+    Sampling,
+    Table,
+    Task,
+    Token,
+)
 from service.settings import Settings
 
 SMALL_BLOCK = 4  # tokens in a block of a small cache, which answers outgrow more often
@@ -217,7 +230,7 @@ def encoding(loaded: Checkpoint, settings: Settings, requests: Sequence[Request]
     executor, head = executor_of(loaded, settings), cast(Head, loaded.head)
 
     def worker(**budgets: int) -> Callable[[], Worker]:
-        return lambda: Encoder(executor, head, model="verified", task=loaded.task, **budgets)
+        return lambda: Encoder(executor, head, model="verified", task=cast(Task, loaded.task), **budgets)
 
     waves = batches(len(requests))
     yield Condition("alone", [[number] for number in range(len(requests))], worker(), nothing)

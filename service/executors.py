@@ -11,6 +11,7 @@ from torch import nn
 
 from models.checkpoint import Checkpoint
 from models.config import ModelConfig
+from models.errors import UnsupportedError
 from models.executor import Executor
 from models.graphs import InPlace
 from models.heads import LanguageHead
@@ -28,6 +29,7 @@ from service.settings import Settings
 
 def prepare(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] = lambda: None) -> None:
     """Before its executor is made: see to it that answers depend on nothing else, where that takes anything."""
+    refuse_unserved(loaded.task, loaded.source)
     place = placed(settings, loaded.suited, loaded.config)
     if place.instructions:
         if not isinstance(loaded.head, LanguageHead):
@@ -38,6 +40,13 @@ def prepare(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] 
         make_invariant(loaded.network, loaded.head, breathe)
         if kernel := kernel_for(place, loaded.config):
             prove_kernel(kernel, loaded.config, loaded.network.tokens.weight)
+
+
+def refuse_unserved(task: str, source: str) -> None:
+    """UnsupportedError for what can be read and has no worker."""
+    if task == "translate":
+        message = "it reads one text and writes another, for which there is no worker; encoders and decoders are served"
+        raise UnsupportedError(message, file=source)
 
 
 def keep_apart(head: nn.Module) -> None:

@@ -240,7 +240,7 @@ class Loader:
         settings, executor = self._settings, self._executor(need, loaded)
         if not isinstance(loaded.head, LanguageHead):
             head, tokens = cast(Head, loaded.head), settings.encoder_step_tokens
-            return Encoder(executor, head, model=need.name, task=loaded.task, token_budget=tokens)
+            return Encoder(executor, head, model=need.name, task=cast(Task, loaded.task), token_budget=tokens)
         generator = Generator(
             executor,
             model=need.name,
@@ -278,7 +278,7 @@ def model_of(need: Need, loaded: Checkpoint, place: Place) -> Model:
     """What is served: no longer texts than the cache holds."""
     model = Model(
         name=need.name,
-        task=loaded.task,
+        task=cast(Task, loaded.task),
         family=loaded.family,
         labels=loaded.labels,
         max_tokens=loaded.max_tokens,

@@ -44,7 +44,10 @@ def described(source: str) -> Description:
             "only a safetensors folder is quantised, no GGUF file and no adapter; name the folder it was made from"
         )
         raise UnsupportedError(message, file=str(path))
-    return checkpoint.describe(str(path))
+    what = checkpoint.describe(str(path))
+    if what.head.task == "translate":
+        raise UnsupportedError("it reads one text and writes another, and such are not quantised", file=what.file)
+    return what
 
 
 def calibrated(source: str, what: Description, text: Path, say: Say) -> dict[str, Grid]:

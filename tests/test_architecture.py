@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("models", "service", "training")
 BANNED_FILES = {"utils", "util", "common", "helpers", "helper", "misc"}
 BANNED_CLASS = re.compile(r"(Manager|Helper|Util|Utils|Base|Mixin|Handler|Wrapper|Factory)$")
-FAMILY = re.compile(r"bert|gpt[-_ ]?2|llama|qwen|gemma|mistral|smol|electra|mpnet", re.IGNORECASE)
+FAMILY = re.compile(r"bert|gpt[-_ ]?2|llama|qwen|gemma|mistral|smol|electra|mpnet|marian|bart(?!e)", re.IGNORECASE)
 OPTIONAL = (
     "huggingface_hub",
     "ray",

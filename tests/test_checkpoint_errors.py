@@ -20,7 +20,7 @@ from models.errors import CheckpointError, ModelError, UnsupportedError
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"model_type": "t5"}, r"'t5' is not known; known are bert, .*llama"),
+        ({"model_type": "rwkv"}, r"'rwkv' is not known; known are bert, .*llama"),
         ({"model_type": None}, "model_type None is not known"),
         (
             {"architectures": ["BertForMultipleChoice"]},

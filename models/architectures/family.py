@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from models.config import ModelConfig, RopeScaling
+from models.config import EncoderDecoderConfig, ModelConfig, RopeScaling
 from models.errors import UnsupportedError
 from models.heads import Scoring
 
@@ -26,18 +26,29 @@ ACTIVATIONS: dict[str, Literal["gelu", "gelu_tanh", "silu", "relu"]] = {
 }
 
 
+COPIED: Renames = ((r"^(encoder|decoder)\.embed_tokens\.", r"head.copied.\1."),)  # of the tokens' embeddings
+WRITTEN: Renames = ((r"^lm_head\.", "head.output."), (r"^final_logits_bias$", "head.bias"))
+
+
+def nothing(_: Json, start: int) -> EncoderDecoderConfig:
+    """Of heads that do not write."""
+    raise UnsupportedError(f"no decoder is known that could write behind token {start}")
+
+
 @dataclass(frozen=True)
 class HeadSpec:
     """One `architectures` entry of a family: what it answers, and its weights' names (ours begin with "head.").
 
     `scoring` says how a configuration's label scores are made.
     `activation` is the one inside a head for masked words; none: that of the network.
+    `decoder` is the other half of one that writes, behind a token of this id.
     """
 
-    kind: Literal["generate", "classify", "embed", "tag", "span", "fill"]
+    kind: Literal["generate", "classify", "embed", "tag", "span", "fill", "translate"]
     renames: Renames = ()
     scoring: Callable[[Json], Scoring] = field(default=lambda _: Scoring())
     activation: Literal["", "gelu"] = ""
+    decoder: Callable[[Json, int], EncoderDecoderConfig] = field(default=nothing)
 
 
 LAST = HeadSpec(

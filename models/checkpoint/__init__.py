@@ -22,11 +22,12 @@ from models.checkpoint.precision import Suited, suited
 from models.checkpoint.reach import ANYWHERE, Reach
 from models.checkpoint.weights import Weights
 from models.config import ModelConfig
+from models.decoding import Writing
 from models.errors import UnsupportedError
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 
-Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill"]
+Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill", "translate"]
 log = getLogger(__name__)
 
 
@@ -35,7 +36,9 @@ class Checkpoint:
     """What came out of a source.  `max_tokens` counts special tokens too; `weight_bytes` counts tied weights once;
     `suited` is the precision for how its numbers are stored.
 
-    `fill` gives a part of the network or the head its numbers, where they were not read with the rest.
+    `fill` gives a part of the network or the head its numbers, where they were not read with the rest.  Of one that
+    translates, `network` reads and `head`, a models.seq2seq.Seq2Seq around it, writes, as `writing` has it where nobody
+    asks otherwise.
     """
 
     source: str
@@ -55,6 +58,7 @@ class Checkpoint:
     dtype: str
     suited: Suited
     fill: Callable[[nn.Module], None]
+    writing: Writing | None = None
 
 
 def ignore(done: int, total: int) -> None:
@@ -88,6 +92,7 @@ def read(
     begun.fill(begun.network)
     begun.fill(begun.head)
     begun.network.to(device)
+    begun.head.to(device)
     return begun
 
 
@@ -127,6 +132,7 @@ def begin(
         dtype=str(dtype).removeprefix("torch."),
         suited=suited(what.entries.values()),
         fill=partial(weights.fill, dtype=dtype, device=torch.device(device)),
+        writing=what.head.writing,
     )
 
 

@@ -5,6 +5,7 @@ done here, and said in the log.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from logging import getLogger
 from pathlib import Path
@@ -17,13 +18,16 @@ from models.architectures import rename
 from models.checkpoint.description import Head
 from models.checkpoint.parts import Json, Parts, configured, read_json
 from models.checkpoint.tensors import same
+from models.checkpoint.writing import start_of, writing_of
 from models.config import ModelConfig
+from models.encoder_decoder import EncoderDecoder
 from models.errors import CheckpointError, UnsupportedError
 from models.files import subfolder
 from models.heads import Closing, LanguageHead, MaskHead, Pooler, Pooling, SequenceHead, TokenHead
 from models.transformer import Transformer
 
-OUTPUT, TOKENS = "head.output.weight", "tokens.weight"
+OUTPUT, TOKENS, BIAS = "head.output.weight", "tokens.weight", "head.bias"
+COPIES = ("head.copied.encoder.weight", "head.copied.decoder.weight")  # of the tokens' embeddings, one a side
 MODULES, SPARSE = "modules.json", "SpladePooling"
 PROMPTS, LOWERED = "config_sentence_transformers.json", "sentence_bert_config.json"
 NO_PROMPTS: Mapping[str, str] = {"": ""}
@@ -57,6 +61,27 @@ def is_tied(parts: Parts) -> bool:
         # Both are there: as in transformers, they are one only if they hold the same.
         tied = same(parts.entries[names[OUTPUT]], parts.entries[names[TOKENS]])
     return tied
+
+
+def writing(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
+    """Another text, written from what was read."""
+    file = str(parts.path / "config.json")
+    names = theirs(parts, (TOKENS, BIAS, *COPIES))
+    for copy in COPIES:
+        if copy in names and not (TOKENS in names and same(parts.entries[names[copy]], parts.entries[names[TOKENS]])):
+            message = "the two sides have embeddings of their own; only one vocabulary for both is known"
+            raise UnsupportedError(message, file=file, tensor=names[copy])
+    both = configured(file, lambda: parts.spec.decoder(parts.config, start_of(parts.path, parts.config)))
+    tied = is_tied(parts)
+    both = replace(both, encoder=config, tied=tied, output_bias=BIAS in names)
+
+    def build(network: Transformer) -> nn.Module:
+        return EncoderDecoder(network, both)
+
+    spare = (*COPIES, OUTPUT) if tied else COPIES
+    how = writing_of(parts.path, parts.config, both.decoder)
+    head = Head("translate", build, spare=spare, configs=(both.decoder,), writing=how)
+    return head, input_limit(parts.path, config)
 
 
 def language(config: ModelConfig, tied: bool) -> Head:
@@ -267,4 +292,5 @@ HEADS: dict[str, Callable[[Parts, ModelConfig], tuple[Head, int]]] = {
     "tag": tags,
     "span": spans,
     "fill": fillings,
+    "translate": writing,
 }

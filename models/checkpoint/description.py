@@ -20,6 +20,7 @@ from models.chat import ChatTemplate
 from models.checkpoint.parts import Parts
 from models.checkpoint.tensors import Entry, readable
 from models.config import ModelConfig
+from models.decoding import Writing
 from models.errors import CheckpointError
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
@@ -30,6 +31,7 @@ COUNTS = ("position_offset", "window", "segments", "embedding_width", "distances
 REALS = ("rope_base", "window_rope_base", "norm_eps", "embedding_scale", "score_scale")
 BODY = ("tokens.", "segments.", "position.", "embedding_norm.", "projection.", "distances.", "blocks.", "final_norm.")
 LEAST_DISTANCES = 4  # kinds: near and far ones, before and behind
+MOST_WAVES = 1 << 24  # numbers of sinusoidal positions: they are made, not read
 NAMED = 5  # tensors named in a message; the others are counted
 Pieces = list[tuple[str, Tensor]]
 log = getLogger(__name__)
@@ -41,6 +43,7 @@ class Head:
 
     `spare` are names of ours that are left aside where a file has them: a tied tensor's second copy.  `prompts` are
     what may be put before a text, by name; the one without a name is put before every text.  `pooling`: of an embedder.
+    `configs` are those of bodies that the head has besides; `writing`: what it writes where nobody asks otherwise.
     """
 
     task: str
@@ -49,6 +52,8 @@ class Head:
     spare: tuple[str, ...] = ()
     prompts: Mapping[str, str] = field(default_factory=dict)
     pooling: str = ""
+    configs: tuple[ModelConfig, ...] = ()
+    writing: Writing | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,12 +94,13 @@ class Unfilled(TorchFunctionMode):
 
 def blank(what: Description) -> tuple[Transformer, nn.Module]:
     """Both modules on the meta device: shapes, and no memory."""
-    for name, wrong in unsound(what.config):
-        raise CheckpointError(f"{name} is {getattr(what.config, name)!r}, which should be {wrong}", file=what.file)
-    if what.config.depth > len(what.entries):
-        raise CheckpointError(
-            f"it describes {what.config.depth} layers, but the files hold {len(what.entries)} tensors", file=what.file
-        )
+    for config in (what.config, *what.head.configs):
+        for name, wrong in unsound(config):
+            raise CheckpointError(f"{name} is {getattr(config, name)!r}, which should be {wrong}", file=what.file)
+        if config.depth > len(what.entries):
+            raise CheckpointError(
+                f"it describes {config.depth} layers, but the files hold {len(what.entries)} tensors", file=what.file
+            )
     with torch.device("meta"), Unfilled():
         network = Transformer(what.config)
         return network, what.head.build(network)
@@ -116,11 +122,17 @@ def unsound(config: ModelConfig) -> Iterator[tuple[str, str]]:
         yield "head_width", "even, for rotary positions"
     if len(config.windowed) not in (0, config.depth):
         yield "windowed", f"one for each of {config.depth} layers"
-    if config.distances or config.position == "distance":
+    if config.position in ("sinusoidal", "sines-cosines"):
+        if config.width % 2:
+            yield "width", "even, for sinusoidal positions"
+        if config.max_positions * config.width > MOST_WAVES:
+            yield "max_positions", f"{MOST_WAVES // config.width} at most, for sinusoidal positions so wide"
+    if config.distances or config.position in ("bias", "distance"):
+        near = config.distances // (2 if config.causal else 4)
         if config.distances < LEAST_DISTANCES:
             yield "distances", f"{LEAST_DISTANCES} at least"
-        if config.farthest <= config.distances // 4 + 1:
-            yield "farthest", f"more than {config.distances // 4 + 1}, where each distance is of a kind of its own"
+        if config.farthest <= near + 1:
+            yield "farthest", f"more than {near + 1}, where each distance is of a kind of its own"
     if config.rope_scaling and not 0 < config.rope_scaling.factor < math.inf:
         yield "rope_scaling", "by a positive factor"
 
@@ -198,10 +210,10 @@ def is_body(ours: str) -> bool:
 
 def theirs(ours: str, sources: Mapping[str, str]) -> str:
     """The checkpoint's own name for a tensor it lacks, told from the same tensor of another layer, or its bias."""
-    layer = re.match(r"blocks\.(\d+)\.", ours)
+    layer = re.match(r"(head\.decoder\.)?blocks\.(\d+)\.", ours)
     for known, name in sources.items():
-        if layer and re.sub(r"^blocks\.\d+", layer[0][:-1], known) == ours:
-            return re.sub(r"\.\d+\.", f".{layer[1]}.", name, count=1)
+        if layer and re.sub(r"^(head\.decoder\.)?blocks\.\d+", layer[0][:-1], known) == ours:
+            return re.sub(r"\.\d+\.", f".{layer[2]}.", name, count=1)
         if known.rpartition(".")[0] == ours.rpartition(".")[0]:
             return f"{name.rpartition('.')[0]}.{ours.rpartition('.')[2]}"
     return ours

@@ -1,0 +1,90 @@
+"""BART: two halves as in the first Transformer, norm after, learned positions, a norm of the embeddings."""
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from models.architectures.family import COPIED, WRITTEN, Family, HeadSpec, Json, Pieces, activation
+from models.config import EncoderDecoderConfig, ModelConfig
+from models.errors import UnsupportedError
+
+RENAMES = (
+    *COPIED,
+    (r"^shared\.", "tokens."),
+    (r"^decoder\.", "head.decoder."),
+    (r"^encoder\.", ""),
+    (r"(^|\.)layers\.", r"\1blocks."),
+    (r"(^|\.)embed_positions\.", r"\1position.table."),
+    (r"(^|\.)layernorm_embedding\.", r"\1embedding_norm."),
+    (r"\.self_attn\.", ".attention."),
+    (r"\.encoder_attn\.", ".cross."),
+    (r"\.(attention|cross)\.q_proj\.", r".\1.query."),
+    (r"\.(attention|cross)\.k_proj\.", r".\1.key."),
+    (r"\.(attention|cross)\.v_proj\.", r".\1.value."),
+    (r"\.(attention|cross)\.out_proj\.", r".\1.output."),
+    (r"\.self_attn_layer_norm\.", ".attention_norm."),
+    (r"\.encoder_attn_layer_norm\.", ".cross_norm."),
+    (r"\.final_layer_norm\.", ".mlp_norm."),
+    (r"\.fc1\.", ".mlp.up."),
+    (r"\.fc2\.", ".mlp.down."),
+)
+KNOWN: dict[str, Any] = {
+    "normalize_before": False,
+    "normalize_embedding": True,
+    "add_final_layer_norm": False,
+    "static_position_embeddings": False,
+}
+
+
+def convert(name: str, tensor: Tensor) -> Pieces:
+    """The bias of the logits is kept as a matrix of one row."""
+    return [(name, tensor.flatten() if name == "final_logits_bias" else tensor)]
+
+
+def refuse_other(hf: Json, known: dict[str, Any]) -> None:
+    """What configurations name for kin of such a network, which the reference does not look at."""
+    for key, value in known.items():
+        if hf.get(key, value) != value:
+            raise UnsupportedError(f"{key} is {hf[key]!r}: only {value!r} is known")
+
+
+def half(hf: Json, name: str) -> ModelConfig:
+    """The half called `name`, encoder or decoder."""
+    width, heads = hf["d_model"], hf[f"{name}_attention_heads"]
+    return ModelConfig(
+        vocab_size=hf["vocab_size"],
+        width=width,
+        depth=hf[f"{name}_layers"],
+        heads=heads,
+        kv_heads=heads,
+        head_width=width // heads,
+        mlp_width=hf[f"{name}_ffn_dim"],
+        max_positions=hf["max_position_embeddings"],
+        position_offset=2,
+        causal=name == "decoder",
+        norm_order="post",
+        embedding_norm=True,
+        embedding_scale=math.sqrt(width) if hf.get("scale_embedding") else 1.0,
+        activation=activation(hf.get("activation_function", "gelu")),
+    )
+
+
+def config(hf: Json) -> ModelConfig:
+    """The half that reads."""
+    refuse_other(hf, KNOWN)
+    return half(hf, "encoder")
+
+
+def writing(hf: Json, start: int) -> EncoderDecoderConfig:
+    return EncoderDecoderConfig(encoder=config(hf), decoder=half(hf, "decoder"), start=start)
+
+
+BART = Family(
+    name="bart",
+    prefix="model",
+    config=config,
+    renames=RENAMES,
+    heads={"BartForConditionalGeneration": HeadSpec("translate", WRITTEN, decoder=writing)},
+    convert=convert,
+)

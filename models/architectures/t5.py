@@ -1,0 +1,86 @@
+"""T5, its version 1.1, flan-T5 and mT5: two halves, RMS norm before, no biases, positions told by distance alone."""
+
+from dataclasses import replace
+
+from models.architectures.family import COPIED, WRITTEN, Family, HeadSpec, Json, activation
+from models.config import EncoderDecoderConfig, ModelConfig
+from models.errors import UnsupportedError
+
+TRAINED = 512  # tokens, where the configuration does not say
+ENDLESS = 1 << 16  # tokens that are written at most: no table of positions ends
+RENAMES = (
+    *COPIED,
+    (r"^shared\.", "tokens."),
+    (r"^decoder\.", "head.decoder."),
+    (r"^encoder\.", ""),
+    (r"(^|\.)block\.0\.layer\.0\.SelfAttention\.relative_attention_bias\.", r"\1distances.table."),
+    (r"(^|\.)block\.", r"\1blocks."),
+    (r"^(head\.decoder\.blocks\.\d+)\.layer\.1\.layer_norm\.", r"\1.cross_norm."),
+    (r"\.layer\.0\.layer_norm\.", ".attention_norm."),
+    (r"\.layer\.[12]\.layer_norm\.", ".mlp_norm."),
+    (r"\.layer\.0\.SelfAttention\.", ".attention."),
+    (r"\.layer\.1\.EncDecAttention\.", ".cross."),
+    (r"\.(attention|cross)\.q\.", r".\1.query."),
+    (r"\.(attention|cross)\.k\.", r".\1.key."),
+    (r"\.(attention|cross)\.v\.", r".\1.value."),
+    (r"\.(attention|cross)\.o\.", r".\1.output."),
+    (r"\.layer\.[12]\.DenseReluDense\.", ".mlp."),
+    (r"\.mlp\.(wi|wi_1)\.", ".mlp.up."),
+    (r"\.mlp\.wi_0\.", ".mlp.gate."),
+    (r"\.mlp\.wo\.", ".mlp.down."),
+    (r"(^|\.)final_layer_norm\.", r"\1final_norm."),
+)
+
+
+def config(hf: Json) -> ModelConfig:
+    """The half that reads."""
+    gate, _, inner = hf.get("feed_forward_proj", "relu").rpartition("-")
+    if gate not in ("", "gated"):
+        raise UnsupportedError(f"feed_forward_proj {hf['feed_forward_proj']!r} is neither plain nor gated")
+    return ModelConfig(
+        vocab_size=hf["vocab_size"],
+        width=hf["d_model"],
+        depth=hf["num_layers"],
+        heads=hf["num_heads"],
+        kv_heads=hf["num_heads"],
+        head_width=hf["d_kv"],
+        mlp_width=hf["d_ff"],
+        max_positions=hf.get("n_positions") or TRAINED,
+        causal=False,
+        position="bias",
+        distances=hf.get("relative_attention_num_buckets", 32),
+        farthest=hf.get("relative_attention_max_distance", 128),
+        norm="rms",
+        norm_eps=hf.get("layer_norm_epsilon", 1e-6),
+        score_scale=1.0,
+        activation=activation("gelu_new" if (gate, inner) == ("gated", "gelu") else inner),
+        gated_mlp=bool(gate),
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
+    )
+
+
+def writing(hf: Json, start: int) -> EncoderDecoderConfig:
+    """The first version, whose output matrix is that of the embeddings, makes states smaller before; mT5 does not."""
+    encoder = config(hf)
+    depth = hf.get("num_decoder_layers") or encoder.depth
+    scaled = hf.get("scale_decoder_outputs", hf.get("tie_word_embeddings") is not False and hf["model_type"] == "t5")
+    return EncoderDecoderConfig(
+        encoder=encoder,
+        decoder=replace(encoder, depth=depth, causal=True, max_positions=ENDLESS),
+        start=start,
+        output_scale=encoder.width**-0.5 if scaled else 1.0,
+    )
+
+
+def _family(name: str) -> Family:
+    heads = {
+        f"{name}ForConditionalGeneration": HeadSpec("translate", WRITTEN, decoder=writing),
+        f"{name}EncoderModel": HeadSpec("embed"),
+    }
+    return Family(name.lower(), "transformer", config, RENAMES, heads, drop=r"EncDecAttention\.relative_attention_bias")
+
+
+T5 = _family("T5")
+MT5 = _family("MT5")
