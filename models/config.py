@@ -60,6 +60,7 @@ class ModelConfig:
     mlp_bias: bool = True
     segments: int = 0
     shared: bool = False  # all layers have the same weights
+    faces: bool = False  # its layers look at what another body has read, too
 
     @property
     def leans(self) -> bool:

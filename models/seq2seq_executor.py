@@ -19,6 +19,7 @@ from models.lora import Lora
 from models.ragged import Ragged
 from models.seq2seq import Seq2Seq, State
 
+READ = 1024  # tokens of sources that are read at once, or one longer source
 AGE = 4  # steps after which a state that nobody went on from is let go of
 PROOF = (0,)  # what is read where nobody says what: whoever asks wants to see that anything is computed
 
@@ -114,13 +115,19 @@ class Seq2SeqExecutor:
         return member
 
     def _begin(self, members: list[Member]) -> None:
-        """Sources are read, each once, all together."""
-        if not members:
-            return
-        sources = list(dict.fromkeys(member.source for member in members))
-        kept = Kept(self.network.begin(Ragged.of(sources, device=self.device)), len(sources))
+        """Sources are read, each once, several together."""
+        by: dict[tuple[int, ...], list[Member]] = defaultdict(list)
         for member in members:
-            member.kept, member.row = kept, sources.index(member.source)
+            by[member.source].append(member)
+        left = sorted(by, key=len)
+        while left:
+            some = [left.pop()]
+            while left and sum(map(len, some)) + len(left[-1]) <= READ:
+                some.append(left.pop())
+            kept = Kept(self.network.begin(Ragged.of(some, device=self.device)), len(some))
+            for row, source in enumerate(some):
+                for member in by[source]:
+                    member.kept, member.row = kept, row
 
     def _advance(self, members: list[Member], logits: dict[int, Tensor]) -> None:
         """All of them by one token."""

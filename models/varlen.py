@@ -83,8 +83,8 @@ def sight(config: ModelConfig, layer: int) -> Window:
 
 
 def suits(config: ModelConfig) -> bool:
-    """Whether the kernel takes heads of this width, and scores as they are."""
-    return config.head_width <= WIDEST and config.head_width % 8 == 0 and not config.leans
+    """Whether the kernel takes heads of this width, and scores as they are, of its own tokens."""
+    return config.head_width <= WIDEST and config.head_width % 8 == 0 and not (config.leans or config.faces)
 
 
 @lru_cache(maxsize=8)

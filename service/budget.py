@@ -18,11 +18,12 @@ from models.config import ModelConfig
 from models.invariant.linear import proving_bytes
 from models.native import estimate as native
 from models.native.plan import Precision
+from models.seq2seq_executor import READ
 from models.workspace import Largest, block_bytes, forward_bytes, gathered_bytes, proof_bytes, recorded_bytes
 from service.engine.reading import reading_bytes
 from service.engine.sampler import drawing_bytes
 from service.errors import NoRoom
-from service.executors import drawing_instructions, kernel_for, refuse_unserved
+from service.executors import drawing_instructions, kernel_for
 from service.place import Place, placed
 from service.request import Task
 from service.settings import Settings
@@ -32,6 +33,7 @@ FEWEST = 256  # tokens of a cache that are worth proposing
 MIB = 1 << 20
 PADDED = 1.1  # an adapter's matrices as they are packed, of their own size
 FLOAT = 4
+GROWN = 3  # what a state takes while it grows: as it was, as it will be, and room ahead
 
 
 def columns_of(what: Description) -> int:
@@ -57,6 +59,7 @@ class Sized:
     size: Size
     suited: Suited
     draft: "Sized | None" = None
+    reader: ModelConfig | None = None  # of the body that reads for it, where there are two
 
     @property
     def generates(self) -> bool:
@@ -70,11 +73,11 @@ class Sized:
 
 def sized(name: str, what: Description, draft: Description | None = None) -> Sized:
     """Raises CheckpointError where the files do not hold what the description asks for."""
-    refuse_unserved(what.head.task, what.file)
     return Sized(
         name=name,
-        config=what.config,
-        task=cast(Task, what.head.task),
+        config=what.body,
+        reader=what.config if what.head.writing else None,
+        task="generate" if what.head.writing else cast(Task, what.head.task),
         columns=columns_of(what),
         context=what.max_tokens,
         size=size(what),
@@ -163,6 +166,8 @@ class Parts:
 def torch_parts(model: Sized, settings: Settings, largest: Largest) -> Parts:
     config, place = model.config, placed(settings, model.suited, model.config)
     dtype, block = place.dtype, block_bytes(config, place.block_size, place.dtype)
+    if model.reader is not None:
+        return written_parts(model, model.reader, settings, largest)
     states = largest.rows * config.width * FLOAT
     computing = max(forward_bytes(config, dtype, largest), states + read_bytes(model, largest))
     if model.generates:
@@ -176,6 +181,20 @@ def torch_parts(model: Sized, settings: Settings, largest: Largest) -> Parts:
         block,
         computing + gathered_bytes(config, dtype, largest),
         max(model.size.passing(dtype), proof),
+    )
+
+
+def written_parts(model: Sized, reader: ModelConfig, settings: Settings, largest: Largest) -> Parts:
+    """Of two bodies: what was read and what is written take blocks alike, and states are there twice as they grow."""
+    config, place = model.config, placed(settings, model.suited, model.config)
+    read = replace(largest, rows=max(READ, model.context), context=model.context, cached=False)
+    computing = max(forward_bytes(reader, place.dtype, read), forward_bytes(config, place.dtype, largest))
+    logits = largest.sequences * config.vocab_size * FLOAT
+    return Parts(
+        model.size.weights(place.dtype),
+        GROWN * block_bytes(config, place.block_size, place.dtype),
+        computing + 2 * logits + drawn_bytes(model, largest, place, 0),
+        model.size.passing(place.dtype),
     )
 
 

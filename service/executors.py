@@ -19,6 +19,8 @@ from models.invariant import make_head_invariant, make_invariant, prove_kernel
 from models.native.executor import NativeExecutor
 from models.native.library import runnable
 from models.native.plan import Held, Precision
+from models.seq2seq import Seq2Seq
+from models.seq2seq_executor import Seq2SeqExecutor
 from models.torch_executor import TorchExecutor
 from models.varlen import Kernel, suits
 from service.engine.compiled import Compiled
@@ -29,8 +31,10 @@ from service.settings import Settings
 
 def prepare(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] = lambda: None) -> None:
     """Before its executor is made: see to it that answers depend on nothing else, where that takes anything."""
-    refuse_unserved(loaded.task, loaded.source)
-    place = placed(settings, loaded.suited, loaded.config)
+    place = placed(settings, loaded.suited, loaded.body)
+    if loaded.writing and settings.deterministic:
+        message = "deterministic: networks that read one text and write another are not held to the bit; serve it apart"
+        raise UnsupportedError(message, file=loaded.source)
     if place.instructions:
         if not isinstance(loaded.head, LanguageHead):
             loaded.fill(loaded.head)
@@ -38,15 +42,8 @@ def prepare(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] 
             make_head_invariant(loaded.head)  # the rest is by construction
     elif settings.deterministic:
         make_invariant(loaded.network, loaded.head, breathe)
-        if kernel := kernel_for(place, loaded.config):
-            prove_kernel(kernel, loaded.config, loaded.network.tokens.weight)
-
-
-def refuse_unserved(task: str, source: str) -> None:
-    """UnsupportedError for what can be read and has no worker."""
-    if task == "translate":
-        message = "it reads one text and writes another, for which there is no worker; encoders and decoders are served"
-        raise UnsupportedError(message, file=source)
+        if kernel := kernel_for(place, loaded.body):
+            prove_kernel(kernel, loaded.body, loaded.network.tokens.weight)
 
 
 def keep_apart(head: nn.Module) -> None:
@@ -73,10 +70,13 @@ def executor_of(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: H
 
     The compiled step has packed weights of its own, made part by part; each is `held` meanwhile.
     """
-    place = placed(settings, loaded.suited, loaded.config)
+    place = placed(settings, loaded.suited, loaded.body)
+    if loaded.writing:
+        network = cast(Seq2Seq, loaded.head)
+        return Seq2SeqExecutor(network, place.device, block_count=blocks, block_size=place.block_size)
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
     if not place.instructions:
-        kernel = kernel_for(place, loaded.config)
+        kernel = kernel_for(place, loaded.body)
         how = InPlace(kernel, settings.max_running if blocks else 0) if kernel else None
         size = place.block_size if blocks else 0
         return TorchExecutor(loaded.network, head, block_count=blocks, block_size=size, in_place=how)

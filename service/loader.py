@@ -22,10 +22,12 @@ from models.checkpoint.beside import Laid, Trunk
 from models.checkpoint.description import Description
 from models.checkpoint.precision import Suited, suited
 from models.checkpoint.reach import Reach
+from models.decoding import Writing
 from models.executor import Executor
 from models.heads import LanguageHead
 from models.invariant import Sizes, make_head_invariant
 from models.native.plan import hollow, unfit
+from models.seq2seq import Seq2Seq
 from service import machine
 from service.budget import Budget, Need, Sized, need_beside, sized
 from service.drafts import drafting_for
@@ -37,9 +39,9 @@ from service.engine.reading import Head
 from service.engine.speculation import Speculation
 from service.engine.worker import Worker
 from service.executors import called, executor_of, prepare, sampler_of
-from service.model import Model
+from service.model import Customs, Model
 from service.place import Place, placed, unable
-from service.request import Task
+from service.request import Beams, Sampling, Task
 from service.settings import Settings
 
 HOLD_S = 0.02  # how long the engine's thread reads before the others have a turn
@@ -238,7 +240,7 @@ class Loader:
 
     def _employ(self, need: Need, loaded: Checkpoint, drafter: Drafter | None) -> Worker:
         settings, executor = self._settings, self._executor(need, loaded)
-        if not isinstance(loaded.head, LanguageHead):
+        if not (loaded.writing or isinstance(loaded.head, LanguageHead)):
             head, tokens = cast(Head, loaded.head), settings.encoder_step_tokens
             return Encoder(executor, head, model=need.name, task=cast(Task, loaded.task), token_budget=tokens)
         generator = Generator(
@@ -248,8 +250,9 @@ class Loader:
             sequence_budget=settings.max_running,
             prefill_chunk=settings.prefill_chunk,
         )
-        generator.sampler = sampler_of(placed(settings, loaded.suited, loaded.config))
-        generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
+        generator.sampler = sampler_of(placed(settings, loaded.suited, loaded.body))
+        if not loaded.writing:  # a state that is not the newest is made again from the beginning
+            generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
 
 
@@ -278,19 +281,20 @@ def model_of(need: Need, loaded: Checkpoint, place: Place) -> Model:
     """What is served: no longer texts than the cache holds."""
     model = Model(
         name=need.name,
-        task=cast(Task, loaded.task),
+        task="generate" if loaded.writing else cast(Task, loaded.task),
         family=loaded.family,
         labels=loaded.labels,
         max_tokens=loaded.max_tokens,
-        vocab_size=loaded.config.vocab_size,
-        width=loaded.config.width,
+        vocab_size=loaded.body.vocab_size,
+        width=loaded.body.width,
         dtype=place.precision,
-        executor=called(place, loaded.config),
+        executor=called(place, loaded.body),
         source=loaded.source,
         created=int(time.time()),
         tokenizer=loaded.tokenizer,
         chat=loaded.chat,
-        stop_tokens=loaded.stop_tokens,
+        stop_tokens=loaded.writing.stops if loaded.writing else loaded.stop_tokens,
+        customs=customs_of(cast(Seq2Seq, loaded.head), loaded.writing) if loaded.writing else None,
         prompts=loaded.prompts,
         pooling=loaded.pooling,
     )
@@ -298,6 +302,28 @@ def model_of(need: Need, loaded: Checkpoint, place: Place) -> Model:
         return model
     log.warning("%s: its context is %d tokens, its cache holds %d", model.name, model.max_tokens, need.cache_tokens)
     return replace(model, max_tokens=need.cache_tokens)
+
+
+def customs_of(network: Seq2Seq, how: Writing) -> Customs:
+    """As the checkpoint has it."""
+    given = len(how.opening)
+    sampling = Sampling(
+        temperature=how.temperature if how.drawn else 0.0,
+        top_k=how.top_k if how.drawn else 0,
+        top_p=how.top_p if how.drawn else 1.0,
+        banned=tuple((token,) for token in how.banned),
+        min_tokens=max(how.least - given, 0),
+        once=how.once,
+    )
+    rule = Beams(
+        how.beams, how.length_penalty, how.early, how.patient, given=given, closing=how.closing, odds=how.renormalised
+    )
+    return Customs(
+        opening=(network.start, *how.opening),
+        most=max(how.most - given, 1),
+        sampling=sampling,
+        beams=rule,
+    )
 
 
 def adapted(trunk: Model, beside: Beside, number: int) -> Model:

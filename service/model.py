@@ -25,7 +25,7 @@ class Customs:
     opening: tuple[int, ...]
     most: int  # tokens of an answer
     sampling: Sampling
-    beams: Beams | None = None
+    beams: Beams = Beams(1)  # noqa: RUF009 - it is frozen; of width 1: nothing is searched for unless it is asked for
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,13 +98,27 @@ def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> 
                     terms=terms,
                     adapter=model.adapter,
                     group="" if asked.tries == 1 else f"{call}-{index}",
-                    beams=asked.beams,
+                    beams=searched(model, asked.beams),
                     prompt_logprobs=-1 if number else asked.prompt_logprobs,
                     salt=asked.salt,
                     source=() if model.customs is None else tokens,
                 )
             )
     return requests
+
+
+def searched(model: Model, beams: Beams | None) -> Beams | None:
+    """By the rules that the checkpoint has besides those that can be asked for."""
+    if beams is None or model.customs is None:
+        return beams
+    usual = model.customs.beams
+    return replace(
+        usual,
+        width=beams.width,
+        length_penalty=beams.length_penalty,
+        early=beams.early,
+        patient=usual.patient and not beams.early,
+    )
 
 
 def sampled(model: Model, asked: Continuation) -> Sampling:

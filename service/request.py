@@ -64,12 +64,20 @@ class Beams:
     """Search for the likeliest answers, `width` at a time, instead of drawing one.
 
     A finished answer's log-probability is divided by its length to the power `length_penalty`.  `early` ends as soon
-    as there are `width` finished ones; otherwise when none under way looks better than the worst of them.
+    as there are `width` finished ones; otherwise when none under way looks better than the worst of them, as long as it
+    is now, or, if `patient`, as long as it may become.
+
+    Of what answers begin with, `given` tokens count as said.  At the last place one of the `closing` tokens comes, if
+    there are any.  `odds`: what may come has all the odds, not what is left of them.
     """
 
     width: int
     length_penalty: float = 1.0
     early: bool = False
+    patient: bool = False
+    given: int = 0
+    closing: tuple[int, ...] = ()
+    odds: bool = False
 
 
 @dataclass(frozen=True, slots=True)

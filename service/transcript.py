@@ -180,7 +180,7 @@ class Transcript:
     @property
     def usage(self) -> Usage:
         """So far."""
-        return Usage(len(self.request.tokens), self.tokens, self.cached) if self.counted else Usage(0, self.tokens, 0)
+        return Usage(self.request.prompt_tokens, self.tokens, self.cached) if self.counted else Usage(0, self.tokens, 0)
 
     def prompt(self, event: Prompted) -> Piece:
         """The prompt's own tokens; of the first nothing is known."""

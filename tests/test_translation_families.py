@@ -16,7 +16,8 @@ from models.decoding import Answer, Writing, search, write
 from models.errors import CheckpointError, UnsupportedError
 from models.ragged import Ragged
 from service.budget import sized
-from service.errors import PolyheadError
+from service.executors import prepare
+from service.settings import Settings
 
 PAD, END = 1, 2
 SOURCES = [[5, 6, 7, 8, 9, 10, END], [11, 12, END], [13, 14, 15, 16, 17, 18, 19, 20, 21, 22, END], [30, END]]
@@ -238,6 +239,9 @@ def test_an_encoder_alone_makes_vectors(made: Made, tmp_path: Path) -> None:
         assert torch.allclose(alone.network(Ragged.of(SOURCES[:1])), expected, atol=1e-5)
 
 
-def test_it_is_not_served_yet_and_that_is_said(made: Made) -> None:
-    with pytest.raises((UnsupportedError, PolyheadError), match=r"reads one text and writes another.*no worker"):
-        sized("model", describe(str(made("t5")[1])))
+def test_what_is_held_to_the_bit_is_not_served_so(made: Made) -> None:
+    source = str(made("t5")[1])
+    model = sized("model", describe(source))
+    assert (model.task, model.config.causal) == ("generate", True)
+    with pytest.raises(UnsupportedError, match="deterministic: networks that read one text and write another"):
+        prepare(load(source), Settings(deterministic=True))

@@ -45,6 +45,7 @@ class Checkpoint:
     family: str
     task: Task
     config: ModelConfig
+    body: ModelConfig  # see models.checkpoint.description.Description
     network: Transformer
     head: nn.Module
     tokenizer: Tokenizer
@@ -119,6 +120,7 @@ def begin(
         family=what.family,
         task=cast(Task, what.head.task),
         config=what.config,
+        body=what.body,
         network=network.eval(),
         head=head.eval(),
         tokenizer=what.tokenizer.saying(what.chat.format.tags) if what.chat else what.tokenizer,

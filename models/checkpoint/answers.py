@@ -73,7 +73,8 @@ def writing(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
             raise UnsupportedError(message, file=file, tensor=names[copy])
     both = configured(file, lambda: parts.spec.decoder(parts.config, start_of(parts.path, parts.config)))
     tied = is_tied(parts)
-    both = replace(both, encoder=config, tied=tied, output_bias=BIAS in names)
+    decoder = replace(both.decoder, faces=True)
+    both = replace(both, encoder=config, decoder=decoder, tied=tied, output_bias=BIAS in names)
 
     def build(network: Transformer) -> nn.Module:
         return EncoderDecoder(network, both)

@@ -76,6 +76,11 @@ class Description:
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
     parts: Parts | None = None  # of a folder: what adapters change
 
+    @property
+    def body(self) -> ModelConfig:
+        """Of what is computed step by step: that which writes, where there are two."""
+        return self.head.configs[-1] if self.head.configs else self.config
+
 
 class Unfilled(TorchFunctionMode):
     """Modules made under it keep their parameters as they come.

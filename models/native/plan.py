@@ -50,6 +50,8 @@ def unfit(config: ModelConfig) -> str:
         return "its scores have a bias by distance"
     if config.shared:
         return "its layers share their weights"
+    if config.faces:
+        return "its layers look at what another network has read"
     return ""
 
 

@@ -111,7 +111,7 @@ def customary(options: Drawing, customs: Customs) -> Drawing:
     }
     if usual.temperature and not said & {*SHAPES, "do_sample", "num_beams"}:
         fields |= {"temperature": usual.temperature, "top_k": usual.top_k, "top_p": usual.top_p}
-    elif beams and not options.draws and (options.num_beams > 1 or "num_beams" not in said):
+    elif not options.draws and (options.num_beams > 1 or ("num_beams" not in said and beams.width > 1)):
         fields |= {"num_beams": beams.width, "length_penalty": beams.length_penalty, "early_stopping": beams.early}
     return options.model_copy(update={name: value for name, value in fields.items() if name not in said})
 

@@ -45,7 +45,7 @@ async def spoken(request: Request, wire: Work, model: Model, talk: Talk, call: s
             await text.check(model, parts(talk.tools), conditions.deadline)
         raise
     heard = expected(asked, talk.tools, model, requests[0].tokens)
-    return asked.count, len(requests[0].tokens), conversed(answers(request, model, asked, requests), heard)
+    return asked.count, requests[0].prompt_tokens, conversed(answers(request, model, asked, requests), heard)
 
 
 def apart(request: Request, asked: Continuation) -> Continuation:

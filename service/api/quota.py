@@ -107,7 +107,7 @@ def spent(requests: Sequence[Request]) -> int:
     """Tokens of prompts and texts; several answers to one prompt read it once."""
     groups = {request.group: request for request in requests if isinstance(request, Generate) and request.group}
     alone = [request for request in requests if not (isinstance(request, Generate) and request.group)]
-    return sum(len(request.tokens) for request in (*groups.values(), *alone))
+    return sum(request.prompt_tokens for request in (*groups.values(), *alone))
 
 
 def as_openai(what: str, bucket: Bucket) -> Mapping[str, str]:

@@ -74,7 +74,7 @@ class Server:
 
     def submit(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
         """All of one call, or none.  Raises Expired or Overloaded, and what the engine raises."""
-        tokens = sum(len(request.tokens) for request in requests)
+        tokens = sum(request.prompt_tokens for request in requests)
         with concerning(model):
             visit.hurry()
             self.admission.check_tokens(visit.owner, tokens)

@@ -7,9 +7,10 @@ is models.beams.Rule; here is what a request wants besides: how likely each toke
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
-from models.beams import Choice, Rule
+from models.beams import WORST, Choice, Rule
 from service.engine.sampler import Scored, score
 from service.engine.scheduler import Sequence
 from service.request import Done, Event, Generate, Token
@@ -52,7 +53,8 @@ class Search:
         self.beams = [Beam(sequence)]
         self.answers: tuple[Answer, ...] = ()
         stops, how = request.stop_tokens, self.how
-        self._rule = Rule(how.width, stops, request.max_tokens, how.length_penalty, how.early)
+        most = request.max_tokens + how.given
+        self._rule = Rule(how.width, stops, most, how.length_penalty, how.early, how.patient)
 
     @property
     def said(self) -> list[tuple[int, ...]]:
@@ -61,7 +63,11 @@ class Search:
 
     def turn(self, logits: Tensor, shaped: Tensor) -> Turn:
         """After the `logits` [K, V] of all beams, and their log-probabilities, `shaped` as the request has it."""
-        length, rule = len(self.said[0]) + 1, self._rule
+        length, rule = self.how.given + len(self.said[0]) + 1, self._rule
+        if self.how.closing and length == rule.most:
+            shaped = torch.full_like(shaped, WORST).index_fill_(1, torch.tensor(self.how.closing), 0.0)
+        if self.how.odds:
+            shaped = shaped.log_softmax(dim=-1)
         turn = rule.turn(shaped, [beam.score for beam in self.beams], length, len(self.answers) >= rule.width)
         answers = [*self.answers, *(self._finished(choice, length, logits) for choice in turn.ended)]
         answers.sort(key=lambda answer: answer.score, reverse=True)
