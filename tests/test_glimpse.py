@@ -11,7 +11,7 @@ from models.scores import Dot, Widths
 from training.grid import LOOKS, Looker, draw, learned, measured
 
 ASKED = draw(500, torch.Generator().manual_seed(9))
-STEPS = {"soft": 150, "hard": 300}
+STEPS = {"soft": 110, "hard": 200}
 
 
 class Fixed(Dot):
@@ -83,7 +83,7 @@ def test_both_learn_to_look_where_the_answer_stands(look: Any) -> None:
     learned(looker, STEPS[look])
     right, there = measured(looker, ASKED)
     assert right > 0.9
-    assert there > 0.7
+    assert there > (0.6 if look == "soft" else 0.9)
     if look == "hard":
         _, glimpse = looker(ASKED)
         assert set(glimpse.weights.flatten().tolist()) == {0.0, 1.0}

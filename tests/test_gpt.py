@@ -1,12 +1,14 @@
 """The first GPT from a folder, served: the words that transformers would say, by torch and by the compiled step."""
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 import torch
 import transformers as tf
 from checkpoints import CORPUS
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from models import checkpoint
@@ -85,3 +87,20 @@ def test_it_says_what_transformers_would(folder: Path, executor: str) -> None:
     assert len({tuple(answer) for answer in answers}) == len(PROMPTS), "prompts make a difference"
     ours, theirs = checkpoint.load(str(folder)).tokenizer, tf.AutoTokenizer.from_pretrained(folder)
     assert [ours.decode(answer) for answer in answers] == [theirs.decode(answer) for answer in answers]
+
+
+def test_a_folder_as_it_was_published(folder: Path, tmp_path: Path) -> None:
+    """Names without a prefix, masks among the weights, fields that are of no use."""
+    weights = {
+        name.removeprefix("transformer."): value for name, value in load_file(folder / "model.safetensors").items()
+    }
+    masks = {f"h.{layer}.attn.bias": torch.ones(1, 1, 128, 128).tril() for layer in range(2)}
+    save_file({**weights, **masks}, tmp_path / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text()) | {"n_ctx": 128, "predict_special_tokens": True}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_text((folder / "tokenizer.json").read_text())
+    ours, theirs = (checkpoint.load(str(each)) for each in (tmp_path, folder))
+    assert ours.network.state_dict().keys() == theirs.network.state_dict().keys()
+    for name, value in theirs.network.state_dict().items():
+        assert torch.equal(ours.network.state_dict()[name], value)
+    assert ours.tokenizer.decode(ours.tokenizer.encode("the lazy dog").ids) == "the lazy dog"

@@ -11,7 +11,7 @@ from training import kernel_regression as kernel
 from training.kernel_regression import ONE, Even, Seen, fitted, foretold, learned, left_out, wrong
 
 
-@pytest.fixture(scope="module", params=range(4))
+@pytest.fixture(scope="module", params=range(2))
 def seen(request: pytest.FixtureRequest) -> Seen:
     return Seen.drawn(50, torch.Generator().manual_seed(request.param))
 

@@ -73,8 +73,8 @@ def test_it_learns_to_compare_with_what_it_was_shown() -> None:
     network = Snail(SnailConfig(inputs=episodes.inputs, classes=episodes.ways, times=episodes.times))
     asked = episodes.draw(ASKED, torch.Generator().manual_seed(1))
     assert accuracy(network, asked) < 0.3, "chance is 0.2"
-    learned(episodes, network, steps=140)
-    assert accuracy(network, asked) > 0.5
+    learned(episodes, network, steps=130)
+    assert accuracy(network, asked) > 0.45
     inputs, labels = asked
     untold = torch.cat((inputs[..., : episodes.points], torch.zeros(ASKED, episodes.times, episodes.ways)), dim=-1)
     assert accuracy(network, (untold, labels)) < 0.3, "without labels nobody can know"
