@@ -67,8 +67,9 @@ class Group:
     def leaning(self, bias: DistanceBias | LinearBias, dtype: torch.dtype) -> "Group":
         """With a bias added to its scores, besides what its masks hide."""
         added = bias(self.before).to(dtype)  # [N, H, Q, K]
-        masks = [added if mask is None else added + mask for mask in (self.mask, self.window_mask)]
-        return replace(self, mask=masks[0], window_mask=masks[1])
+        mask = added if self.mask is None else added + self.mask
+        same = self.window_mask is self.mask  # and as large as all scores: once is enough
+        return replace(self, mask=mask, window_mask=mask if same else added + self.window_mask)
 
 
 @dataclass(frozen=True)
@@ -294,8 +295,9 @@ def _group(batch: Ragged, config: ModelConfig, members: list[int], dtype: torch.
     if config.window and max(seen) > config.window:
         window_mask = _mask(firsts, seen, (max(lengths), key_count), config.causal, config.window)
     before = _before(firsts, (max(lengths), key_count)).to(device) if config.leans else None
-    masks = (additive(mask, dtype, device), additive(window_mask, dtype, device))
-    return Group(len(members), rows, keys, *masks, before)
+    hiding = additive(mask, dtype, device)
+    window_hiding = hiding if window_mask is mask else additive(window_mask, dtype, device)
+    return Group(len(members), rows, keys, hiding, window_hiding, before)
 
 
 def _before(firsts: list[int], shape: tuple[int, int]) -> Tensor:

@@ -14,7 +14,6 @@ from models.config import ModelConfig
 GROWTH = 1.25  # memory to gather into is made so much larger than what is wanted
 PROVEN = 192  # rows of a product that are held to be compared
 RECORD = 16 << 20  # a recorded step, and what libraries keep for it; a guess, not yet compared with a GPU
-TERMS = {"distance": 2, "relative": 3}
 MASKING = 3  # bytes a score while a mask is made: which keys exist, which are in sight, both
 
 
@@ -70,8 +69,9 @@ def _masks(config: ModelConfig, dtype: torch.dtype, largest: Largest) -> int:
         return 0
     shared = config.heads // config.kv_heads
     kept = (2 if config.window else 1) * dtype.itemsize
-    if config.leans:  # distances, and for each head a mask; of vectors, the terms of its scores
-        kept += torch.int64.itemsize + TERMS.get(config.position, 1) * config.heads * dtype.itemsize
+    if config.leans:  # distances, and for each head what they add, alone and with a mask; or the terms of its scores
+        terms = 3 if config.window or config.position == "relative" else 2
+        kept += torch.int64.itemsize + terms * config.heads * dtype.itemsize
     copied = shared * dtype.itemsize if shared > 1 else 0
     if largest.invariant:
         copied += 2 * shared * torch.float32.itemsize
