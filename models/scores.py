@@ -34,6 +34,15 @@ class Score(nn.Module):
         """[..., Q, Dq] queries and [..., K, Dk] keys to [..., Q, K] scores."""
         raise NotImplementedError
 
+    def prepare(self, keys: Tensor) -> Tensor:
+        """What is the same for all queries, for whoever asks [..., K, Dk] keys more than once."""
+        return keys
+
+    def compare(self, query: Tensor, prepared: Tensor) -> Tensor:
+        """The same scores, of keys that are prepared."""
+        scores: Tensor = self(query, prepared)
+        return scores
+
 
 class Alike(Score):
     """Of queries and keys of one width: what has no matrix between them."""
@@ -80,8 +89,14 @@ class General(Score):
         self.match = nn.Linear(widths.key, widths.query, bias=False)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        scores: Tensor = query @ self.match(keys).mT
-        return scores
+        return self.compare(query, self.prepare(keys))
+
+    def prepare(self, keys: Tensor) -> Tensor:
+        matched: Tensor = self.match(keys)
+        return matched
+
+    def compare(self, query: Tensor, prepared: Tensor) -> Tensor:
+        return query @ prepared.mT
 
 
 class Additive(Score):
@@ -96,7 +111,14 @@ class Additive(Score):
         self.out = nn.Linear(hidden, 1, bias=False)
 
     def forward(self, query: Tensor, keys: Tensor) -> Tensor:
-        inner = self.of_query(query).unsqueeze(-2) + self.of_key(keys).unsqueeze(-3)  # [..., Q, K, hidden]
+        return self.compare(query, self.prepare(keys))
+
+    def prepare(self, keys: Tensor) -> Tensor:
+        hidden: Tensor = self.of_key(keys)
+        return hidden
+
+    def compare(self, query: Tensor, prepared: Tensor) -> Tensor:
+        inner = self.of_query(query).unsqueeze(-2) + prepared.unsqueeze(-3)  # [..., Q, K, hidden]
         scores: Tensor = self.out(inner.tanh()).squeeze(-1)
         return scores
 

@@ -158,3 +158,12 @@ def test_a_row_that_sees_nothing_gets_zeros_and_gives_no_gradient() -> None:
     assert (scores.grad[:, 1] == 0).all()
     assert scores.grad.isfinite().all()
     assert scores.grad[:, 0].abs().max() > 0
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_keys_that_are_prepared_score_as_others(name: str) -> None:
+    score, query, keys = drawn(name)
+    prepared = score.prepare(keys)
+    for at in range(3):
+        one = score.compare(query[:, at : at + 1], prepared)
+        assert torch.allclose(one, score(query, keys)[:, at : at + 1], rtol=0, atol=1e-12)
