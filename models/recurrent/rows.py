@@ -1,0 +1,64 @@
+"""Rows of sequences in the two orders that recurrence wants beside the ragged one: step by step, and as a rectangle.
+
+Knows nothing of what a row holds.  The one idea: torch's recurrent layers read sequences step by step, all that have
+such a step side by side, the longest first (its PackedSequence).  Ragged rows laid in that order are one index away,
+so no padding is made or computed on the way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+
+@dataclass(frozen=True)
+class Packing:
+    """T rows of N sequences, step by step: at step i the `sizes[i]` sequences that are longer than i, longest first."""
+
+    rows: Tensor  # [T] the ragged row of each packed one
+    places: Tensor  # [T] the packed row of each ragged one
+    sizes: list[int]
+    order: Tensor  # [N] sequences, the longest first
+    ranks: Tensor  # [N] where each sequence stands in that order
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], device: torch.device, *, backwards: bool = False) -> "Packing":
+        """Of sequences laid end to end, none of them empty; `backwards` begins with the last row of each."""
+        length = torch.tensor(lengths)
+        starts, order = length.cumsum(0) - length, length.argsort(descending=True, stable=True)
+        step = torch.arange(max(lengths))[:, None]  # [L, 1]
+        going = step < length[order]  # [L, N]
+        row = starts + (length - 1 - step if backwards else step)  # [L, N]
+        rows = row[:, order][going]
+        found = [tensor.to(device) for tensor in (rows, rows.argsort(), order, order.argsort())]
+        return cls(found[0], found[1], going.sum(dim=1).tolist(), found[2], found[3])
+
+    def pack(self, x: Tensor) -> PackedSequence:
+        """Ragged [T, W] rows, for one of torch's layers."""
+        rows = cast(x.index_select(0, self.rows))
+        return PackedSequence(rows, torch.tensor(self.sizes), self.order, self.ranks)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Packed [T, W] rows as they were."""
+        return packed.index_select(0, self.places)
+
+
+def step_of(x: Tensor) -> PackedSequence:
+    """[N, W] rows of one step of N sequences."""
+    return PackedSequence(cast(x), torch.tensor([len(x)]))
+
+
+def cast(x: Tensor) -> Tensor:
+    """In the precision of mixed ones: torch casts what an LSTM on a CPU has beside its rows, and then refuses them."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
+def rectangle(lengths: Sequence[int], members: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Ragged rows [M, L] of some of the sequences, padded with the last row of each, and where none is padding."""
+    length, at = torch.tensor(lengths), torch.tensor(members)
+    starts, length = (length.cumsum(0) - length)[at, None], length[at, None]
+    place = torch.arange(int(length.max()))
+    return starts + place.minimum(length - 1), place < length
