@@ -151,20 +151,53 @@ def models() -> None:
 def train(
     recipe: Annotated[Path, typer.Argument(help="A TOML file, as in training/recipes.", show_default=False)],
     out: Annotated[Path | None, typer.Option(help="Folder for what comes of it; runs/NAME if left out.")] = None,
+    smoke: Annotated[bool, typer.Option(help="Seconds: a tiny network, a few made-up texts, nothing fetched.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on where the run in that folder was saved.")] = False,
 ) -> None:
     """Follow a training recipe."""
-    from models.errors import ModelError
+    with training() as follow:
+        result = follow.train(recipe, out or Path("runs") / recipe.stem, smoke=smoke, resume=resume)
+    for name, value in result.items():
+        typer.echo(f"{name}: {value}")
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A checkpoint, or an adapter's folder.", show_default=False)],
+    data: Annotated[Path, typer.Argument(help="A recipe, for what it holds out; or a text.", show_default=False)],
+) -> None:
+    """Say how well a checkpoint does on texts."""
+    with training() as follow:
+        figures = follow.evaluate(folder, data)
+    for name, value in figures.items():
+        typer.echo(f"{name}: {value:.4f}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a training run.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="The folder to write, new or empty.", show_default=False)],
+) -> None:
+    """Write what a training run has learned so far as a folder that can be served."""
+    with training() as follow:
+        follow.export(run, out)
+    typer.echo(out)
+
+
+@contextmanager
+def training() -> Iterator[Any]:
+    """What follows recipes; what is wrong with one ends the command."""
     from service import settings
-    from training.errors import RecipeError
-    from training.recipe import run as follow
 
     settings.prepare_process()
+    from models.errors import ModelError
+    from training import follow
+    from training.errors import RecipeError
+
     try:
-        result = follow(recipe, out or Path("runs") / recipe.stem)
+        yield follow
     except (RecipeError, ModelError) as error:
         raise fail(error) from None
-    for name, value in vars(result).items():
-        typer.echo(f"{name}: {value}")
 
 
 @app.command("verify-determinism")

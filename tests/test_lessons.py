@@ -20,12 +20,14 @@ from training.labels import Labelled, Labels
 from training.lesson import scores
 from training.lora import LowRank
 from training.pairs import MEASURED, Pairs, Ranked
+from training.plan import Plan
 from training.reading import Read, Reader
 from training.sources import SOURCES
 from training.tags import Tags, sentence
-from training.trainer import Plan
+from training.trainer import Place
 
-RECIPES = sorted((Path(recipe.__file__).parent / "recipes").glob("*.toml"))
+ALL = sorted((Path(recipe.__file__).parent / "recipes").glob("*.toml"))
+RECIPES = [path for path in ALL if "[lora]" in path.read_text()]
 TARGETS = ("attention.query", "attention.key", "attention.value", "attention.output", "mlp.up", "mlp.down")
 PLAIN = b"""From fork-admin@example.com  Thu Aug 22 12:36:23 2002
 Received: from secret.example.com (secret.example.com [10.0.0.1])
@@ -169,7 +171,7 @@ def followed(chosen: recipe.Recipe, folder: Path, split: Split, labels: tuple[st
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return recipe.learn(chosen, folder, split, labels, out)
+        return recipe.learn(chosen, folder, split, labels, Place(out))
     finally:
         torch.set_num_threads(threads)
 
@@ -343,11 +345,13 @@ def test_every_source_is_learned_by_some_recipe() -> None:
 def test_an_architecture_without_the_head_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
     split = Split(spoken(4, 0), spoken(4, 1), spoken(4, 2))
     with pytest.raises(RecipeError, match=r"'BertForSequenceCl.*can tag; there are: BertForTokenClassification"):
-        recipe.learn(tiny_recipe("BertForSequenceClassification", "brown"), tiny_embedder, split, ("A",), tmp_path)
+        recipe.learn(
+            tiny_recipe("BertForSequenceClassification", "brown"), tiny_embedder, split, ("A",), Place(tmp_path)
+        )
 
 
 def test_more_than_the_trunk_reads_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
     chosen = tiny_recipe("BertForTokenClassification", "brown")
     wrong = recipe.Recipe(**{**vars(chosen), "data": recipe.Data(source="brown", most_tokens=257)})
     with pytest.raises(RecipeError, match=r"data\.most_tokens: 257 is more than the trunk reads, 256"):
-        recipe.learn(wrong, tiny_embedder, Split(*[spoken(4, 0)] * 3), ("A",), tmp_path)
+        recipe.learn(wrong, tiny_embedder, Split(*[spoken(4, 0)] * 3), ("A",), Place(tmp_path))

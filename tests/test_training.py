@@ -22,7 +22,8 @@ from training import recipe, vader
 from training.data import Corpus, Example, Split, groups, near_duplicates, share, split_by_domain, split_by_source
 from training.errors import RecipeError
 from training.lora import LowRank, merge, wrap
-from training.trainer import Plan
+from training.plan import Plan
+from training.trainer import Place
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "service" / "quickstart" / "sentiment"
@@ -220,7 +221,7 @@ def learned(folder: Path, out: Path) -> recipe.Result:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return recipe.learn(tiny_recipe(), folder, split, LABELS, out)
+        return recipe.learn(tiny_recipe(), folder, split, LABELS, Place(out))
     finally:
         torch.set_num_threads(threads)
 
@@ -318,13 +319,13 @@ def test_an_architecture_of_another_family_is_refused(tiny_embedder: Path, tmp_p
     with pytest.raises(
         RecipeError, match=r"'RobertaForSequence.*can classify; there are: BertForSequenceClassification"
     ):
-        recipe.learn(wrong, tiny_embedder, split, LABELS, tmp_path)
+        recipe.learn(wrong, tiny_embedder, split, LABELS, Place(tmp_path))
 
 
 def test_a_text_that_is_too_long_is_not_cut(tiny_embedder: Path, tmp_path: Path) -> None:
     split = Split([example("good " * checkpoints.POSITIONS, "9")], separable(4, 1), separable(4, 2))
     with pytest.raises(RecipeError, match=r"data\.most_tokens: \d+ tokens, at most 256.*'good good"):
-        recipe.learn(tiny_recipe(), tiny_embedder, split, LABELS, tmp_path)
+        recipe.learn(tiny_recipe(), tiny_embedder, split, LABELS, Place(tmp_path))
 
 
 # ---- what is shipped

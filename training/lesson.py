@@ -91,9 +91,12 @@ class Learning(Generic[Item]):
     def size(self, batch: Packed) -> int:
         return sum(map(len, batch.sequences))
 
-    def loss(self, batch: Packed) -> Tensor:
+    def counts(self, batch: Packed) -> tuple[int, ...]:
+        return (len(batch.right),)
+
+    def losses(self, batch: Packed) -> Tensor:
         raw = scores(self.network, self.head, batch)
-        return F.cross_entropy(raw, torch.tensor(batch.right, device=raw.device))
+        return F.cross_entropy(raw, torch.tensor(batch.right, device=raw.device))[None]
 
     def evaluate(self) -> Figures:
         return measure(self.lesson, self.network, self.head, self.read, self.validation)

@@ -5,7 +5,6 @@ once, on what was held out, with the adapter read back from the files that are s
 """
 
 import time
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import AfterValidator, ConfigDict, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from models.architectures import FAMILIES
@@ -27,9 +26,11 @@ from training.data import Corpus, Split, split_by_domain, split_by_source
 from training.errors import RecipeError
 from training.lesson import Learning, Lesson, measure, portions
 from training.lora import LoraLinear, LowRank, wrap
+from training.plan import Plan
 from training.reading import Reader
 from training.sources import SOURCES
-from training.trainer import Plan, train
+from training.toml_file import checked, content
+from training.trainer import Place, train
 
 
 def known(source: str) -> str:
@@ -96,7 +97,7 @@ class Result:
     seconds: float
 
 
-def run(path: Path, out: Path) -> Result:
+def run(path: Path, out: Path, *, resume: bool = False) -> Result:
     """Follow the recipe: `out` gets adapter/, metrics.jsonl and result.json; downloads are kept beside it.
 
     RecipeError says what is wrong with the recipe, CheckpointError what is wrong with a download or a checkpoint.
@@ -106,20 +107,12 @@ def run(path: Path, out: Path) -> Result:
     downloads = out.parent / "downloads"
     folder = trunk_folder(recipe.trunk, path.parent, downloads)
     corpus = SOURCES[recipe.data.source].corpus(downloads)
-    return learn(recipe, folder, divide(recipe.data, corpus), corpus.labels, out)
+    return learn(recipe, folder, divide(recipe.data, corpus), corpus.labels, Place(out, resume, repr(recipe)))
 
 
 def read(path: Path) -> Recipe:
     """The recipe in a file; RecipeError names the field at fault."""
-    try:
-        return TypeAdapter(Recipe).validate_python(tomllib.loads(path.read_text("utf-8")))
-    except OSError as error:
-        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: no TOML: {error}") from None
-    except ValidationError as error:
-        faults = [f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors()]
-        raise RecipeError(f"{path}: {'; '.join(faults)}") from None
+    return checked(Recipe, content(path), path)
 
 
 def trunk_folder(trunk: Trunk, beside: Path, downloads: Path) -> Path:
@@ -144,9 +137,9 @@ def divide(data: Data, corpus: Corpus[Any]) -> Split[Any]:
     return split
 
 
-def learn(recipe: Recipe, folder: Path, split: Split[Any], labels: tuple[str, ...], out: Path) -> Result:
+def learn(recipe: Recipe, folder: Path, split: Split[Any], labels: tuple[str, ...], place: Place) -> Result:
     """Adapt the checkpoint in `folder` to the split, write the adapter, and measure what was written."""
-    started = time.monotonic()
+    started, out = time.monotonic(), place.folder
     trunk = load(str(folder))
     lesson = SOURCES[recipe.data.source].lesson(labels)
     read = reader(recipe.data, trunk)
@@ -162,7 +155,7 @@ def learn(recipe: Recipe, folder: Path, split: Split[Any], labels: tuple[str, ..
         batch=recipe.data.batch,
         seed=recipe.seed,
     )
-    train(task, recipe.plan, out / "metrics.jsonl")
+    train(task, recipe.plan, place)
     learned = Adapter(
         base=folder,
         base_name=recipe.trunk.name,

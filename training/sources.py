@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training import brown, spam, vader, wiki
+from training import brown, home, prose, samples, spam, vader, wiki
 from training.data import Corpus
 from training.labels import Labels
 from training.lesson import Lesson
@@ -30,4 +30,19 @@ SOURCES: Mapping[str, Source] = {
     "topics": Source(wiki.topics, Labels),
     "brown": Source(brown.corpus, lambda _: Tags()),
     "leads": Source(wiki.leads, lambda _: Pairs()),
+}
+
+
+@dataclass(frozen=True)
+class Texts:
+    """What whole networks learn from: of one language, or with translations.  `sample` is a little that is made up."""
+
+    corpus: Callable[[Path], Corpus[Any]]
+    sample: Callable[[], Corpus[Any]]
+    translated: bool = False
+
+
+TEXTS: Mapping[str, Texts] = {
+    "prose": Texts(prose.corpus, samples.documents),
+    "en-de": Texts(home.corpus, samples.pairs, translated=True),
 }

@@ -1,23 +1,29 @@
 """The training loop: batches in, smaller losses out.
 
-It doesn't know what is learned: a task hands it batches, a loss and an evaluation.  AdamW, a learning rate that warms
-up and decays linearly to zero, clipped gradients, an evaluation per epoch, and a journal of all of it.
+It doesn't know what is learned: a task hands it batches, losses and an evaluation.  AdamW, a learning rate that follows
+a schedule, clipped gradients, evaluations, a journal of all of it, and a saved run that goes on to the bit.
+
+The one idea: a step's loss is a mean over all that is learned from in it, however it was cut into batches.  So what
+each batch's means count for is known before the first of them is computed.
 """
 
-import json
-import sys
+import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol, TextIO, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-SHOWN = 4  # figures of an evaluation; the file has all
+from training import saved
+from training.errors import RecipeError
+from training.journal import Journal, Progress
+from training.plan import Plan
+
 Batch = TypeVar("Batch")
+RUN, BEST = "run.safetensors", "best.safetensors"
 
 
 class Task(Protocol[Batch]):
@@ -32,98 +38,163 @@ class Task(Protocol[Batch]):
     def size(self, batch: Batch) -> int:
         """How many tokens a batch has."""
 
-    def loss(self, batch: Batch) -> Tensor:
-        """A scalar to be made smaller."""
+    def counts(self, batch: Batch) -> tuple[int, ...]:
+        """How many choices each part of the loss is a mean of."""
+
+    def losses(self, batch: Batch) -> Tensor:
+        """[P] the parts of the loss, whose sum is to be made smaller: a mean each; 0 of nothing."""
 
     def evaluate(self) -> dict[str, float]:
         """Figures by name; called without gradients and in evaluation mode."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How a task is trained.  `warm_up` is the share of steps over which the rate rises to `rate`."""
+@dataclass(frozen=True)
+class Place:
+    """Where a run is kept: its journal, and, at every evaluation, all that it takes to go on.
 
-    epochs: int
-    rate: float
-    warm_up: float = 0.06
-    weight_decay: float = 0.01
-    clip: float = 1.0
+    `resume`: it goes on from there, if there is anything.  `made_of` says what it depends on besides the network: a run
+    made of other things is not taken up.
+    """
 
-    def factor(self, step: int, steps: int) -> float:
-        """What the rate is multiplied by in `step` of `steps`: up to 1, then down towards 0."""
-        rise = max(1, round(self.warm_up * steps))
-        return min((step + 1) / rise, (steps - step) / max(1, steps - rise))
+    folder: Path
+    resume: bool = False
+    made_of: str = ""
 
 
-class Journal:
-    """Keeps every figure as a line of JSON in `path` and shows the latest on `stream`."""
+@dataclass
+class Watch:
+    """The best evaluation by the figure that is watched, and how many came after it."""
 
-    def __init__(self, path: Path, steps: int, stream: TextIO = sys.stderr, every: int = 20) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self.steps, self.stream, self.every = path, steps, stream, every
-        self.path.write_text("")
-        self.started, self.step_count, self.tokens, self.loss = time.monotonic(), 0, 0, 0.0
-
-    def step(self, loss: float, tokens: int, rate: float) -> None:
-        """One more step; the loss shown is a running mean over some twenty steps."""
-        self.loss = loss if not self.step_count else 0.95 * self.loss + 0.05 * loss
-        self.step_count += 1
-        self.tokens += tokens
-        if self.step_count % self.every and self.step_count != self.steps:
-            return
-        seconds = time.monotonic() - self.started
-        left = seconds / self.step_count * (self.steps - self.step_count)
-        speed = self.tokens / max(seconds, 1e-9)
-        self.write({"step": self.step_count, "loss": loss, "rate": rate, "tokens": self.tokens, "seconds": seconds})
-        line = f"step {self.step_count}/{self.steps}  loss {self.loss:.4f}  {speed:,.0f} tokens/s  {left:.0f} s left"
-        self.show(f"\r{line}   " if self.stream.isatty() else "")
-
-    def figures(self, epoch: int, figures: dict[str, float]) -> None:
-        """An evaluation, of which the first few figures are shown."""
-        self.write({"epoch": epoch, "step": self.step_count, **figures})
-        shown = "  ".join(f"{name} {value:.4f}" for name, value in islice(figures.items(), SHOWN))
-        self.show(f"\repoch {epoch}  loss {self.loss:.4f}  {shown}\n")
-
-    def write(self, record: dict[str, float]) -> None:
-        with self.path.open("a") as file:
-            file.write(json.dumps({name: round(value, 6) for name, value in record.items()}) + "\n")
-
-    def show(self, text: str) -> None:
-        self.stream.write(text)
-        self.stream.flush()
+    figures: dict[str, float] = field(default_factory=dict)
+    since: int = 0
 
 
-def train(task: Task[Batch], plan: Plan, path: Path) -> dict[str, float]:
-    """Run the plan, journal to `path`, and return the last evaluation."""
-    parameters = [p for module in task.modules() for p in module.parameters() if p.requires_grad]
-    optimizer = torch.optim.AdamW(parameters, lr=plan.rate, weight_decay=plan.weight_decay)
-    journal = Journal(path, plan.epochs * len(task.batches(0)))
-    figures: dict[str, float] = {}
-    for epoch in range(plan.epochs):
-        for module in task.modules():
-            module.train()
-        for batch in task.batches(epoch):
-            rate = plan.rate * plan.factor(journal.step_count, journal.steps)
-            loss = advance(task.loss(batch), optimizer, rate, plan.clip)
-            journal.step(loss, task.size(batch), rate)
-        figures = evaluated(task)
-        journal.figures(epoch + 1, figures)
-    return figures
+@dataclass
+class Run(Generic[Batch]):
+    """One run of a plan, of so many steps at most; `figures` are those of the last evaluation."""
+
+    task: Task[Batch]
+    plan: Plan
+    steps: int
+    optimizer: torch.optim.Optimizer
+    journal: Journal
+    place: Place
+    watch: Watch = field(default_factory=Watch)
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def progress(self) -> Progress:
+        return self.journal.progress
+
+    @property
+    def is_over(self) -> bool:
+        """All is done, the time is up, or it gets no better."""
+        plan, now = self.plan, self.progress
+        late = 0 < 60 * plan.minutes <= now.seconds
+        return now.epoch >= plan.epochs or now.step >= self.steps or late or 0 < plan.patience <= self.watch.since
+
+    def left(self) -> float:
+        """Seconds to go."""
+        now, limit = self.progress, 60 * self.plan.minutes or math.inf
+        return min(now.seconds / now.step * (self.steps - now.step), limit - now.seconds)
 
 
-def advance(loss: Tensor, optimizer: torch.optim.Optimizer, rate: float, clip: float) -> float:
-    """One step down the gradient."""
-    torch.autograd.backward(loss)
+def train(task: Task[Batch], plan: Plan, place: Place) -> dict[str, float]:
+    """Run the plan and return the last evaluation, or the best where a figure is watched: the weights are those of it.
+
+    RecipeError if what is saved is of another run, if no figure has the name that is watched, or if the loss is lost.
+    """
+    run = begun(task, plan, place)
+    now = run.progress
+    while not run.is_over:
+        batches = task.batches(now.epoch)
+        portions = [batches[at : at + plan.accumulate] for at in range(0, len(batches), plan.accumulate)]
+        for portion in portions[now.batch :]:
+            step(run, portion, len(portions))
+            if run.is_over or (now.step % plan.evaluate_every if plan.evaluate_every else now.batch) == 0:
+                evaluate(run)
+            if run.is_over:
+                break
+    if plan.watch:
+        saved.read_weights(place.folder / BEST, task.modules())
+        return run.watch.figures
+    return run.figures
+
+
+def begun(task: Task[Batch], plan: Plan, place: Place) -> Run[Batch]:
+    """A run at its beginning, or where it was saved."""
+    modules, last = task.modules(), place.folder / RUN
+    learned = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(learned.values(), lr=plan.rate, betas=plan.betas, weight_decay=plan.weight_decay)
+    kept = saved.read(last, modules, optimizer) if place.resume and last.exists() else {}
+    if kept and kept["made_of"] != place.made_of:
+        raise RecipeError(f"{last}: it is of a recipe that said something else; start anew, or put the recipe back")
+    steps = plan.epochs * -(-len(task.batches(0)) // plan.accumulate)
+    steps = min(steps, plan.steps or steps)
+    journal = Journal(place.folder / "metrics.jsonl", Progress(**kept.get("progress", {})))
+    watch = Watch(**kept.get("watch", {}))
+    return Run(task, plan, steps, optimizer, journal, place, watch, kept.get("figures", {}))
+
+
+def step(run: Run[Batch], portion: Sequence[Batch], portions: int) -> None:
+    """One step down the gradient of the loss over a portion of the epoch's batches."""
+    started, task, plan, now = time.monotonic(), run.task, run.plan, run.progress
+    for module in task.modules():
+        module.train()
+    rate = plan.rate * plan.factor(now.step, run.steps)
+    loss = gradient(task, plan, portion)
+    if not math.isfinite(loss):
+        raise RecipeError(f"plan.rate: in step {now.step + 1} the loss is {loss}; a smaller one, or a longer warm_up")
+    advance(run.optimizer, rate, plan.clip)
+    now.took(loss, sum(map(task.size, portion)), time.monotonic() - started)
+    now.batch += 1
+    if now.batch == portions:
+        now.epoch, now.batch = now.epoch + 1, 0
+    run.journal.step(loss, rate, run.left, run.is_over)
+
+
+def gradient(task: Task[Batch], plan: Plan, portion: Sequence[Batch]) -> float:
+    """Add up the gradient of the mean over all batches; the mean."""
+    counts = [task.counts(batch) for batch in portion]
+    totals = [max(1, sum(part)) for part in zip(*counts, strict=True)]
+    loss = 0.0
+    for batch, count in zip(portion, counts, strict=True):
+        with plan.autocast(device_of(task)):
+            means = task.losses(batch)
+            weights = [part / total for part, total in zip(count, totals, strict=True)]
+            part = (means * torch.tensor(weights, device=means.device)).sum()
+        torch.autograd.backward(part)
+        loss += part.item()
+    return loss
+
+
+def advance(optimizer: torch.optim.Optimizer, rate: float, clip: float) -> None:
+    """One step down the gradient that was added up."""
     for group in optimizer.param_groups:
         group["lr"] = rate
         nn.utils.clip_grad_norm_(group["params"], clip)
     optimizer.step()
     optimizer.zero_grad()
-    return loss.item()
+
+
+def device_of(task: Task[Batch]) -> torch.device:
+    return next(parameter.device for module in task.modules() for parameter in module.parameters())
 
 
 @torch.no_grad()
-def evaluated(task: Task[Batch]) -> dict[str, float]:
-    for module in task.modules():
+def evaluate(run: Run[Batch]) -> None:
+    """Measure, tell, keep what is best, and save the run."""
+    modules, watched, folder = run.task.modules(), run.plan.watch, run.place.folder
+    for module in modules:
         module.eval()
-    return task.evaluate()
+    run.figures = run.task.evaluate()
+    run.journal.figures(run.progress.epoch, run.figures)
+    if watched and watched not in run.figures:
+        raise RecipeError(f"plan.watch: {watched!r} is none of {', '.join(run.figures)}")
+    run.watch.since += 1
+    best = run.watch.figures
+    if watched and (not best or run.plan.is_better(run.figures[watched], best[watched])):
+        run.watch = Watch(run.figures)
+        saved.write_weights(folder / BEST, modules)
+    place = {"progress": asdict(run.progress), "watch": asdict(run.watch), "figures": run.figures}
+    saved.write(folder / RUN, modules, run.optimizer, place | {"made_of": run.place.made_of})

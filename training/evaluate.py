@@ -1,0 +1,69 @@
+"""How well a checkpoint does on texts: on those that a recipe holds out, or on those in a file.
+
+It doesn't know who made the checkpoint: it is read as it is served.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from models.checkpoint import Checkpoint, load
+from training import recipe, whole
+from training.causal import Causal
+from training.data import Example, split_by_source
+from training.errors import RecipeError
+from training.lesson import measure as measure_lesson
+from training.masked import Masked
+from training.objective import Objective, measure
+from training.sources import SOURCES, TEXTS
+
+BATCHES = 16  # as many tokens as so many of the longest texts
+
+
+def of_checkpoint(folder: Path, what: Path) -> dict[str, float]:
+    """Of a folder that generates or fills in: RecipeError if it does neither."""
+    checkpoint = load(str(folder))
+    limit = checkpoint.max_tokens
+    if what.suffix == ".toml":
+        limit = min(limit, whole.read(what).data.context)
+    objective = asked(checkpoint, limit)
+    items = objective.items(texts(what, folder))
+    if not items:
+        raise RecipeError(f"{what}: there is nothing in it to be told")
+    return measure(objective, items, BATCHES * max(map(objective.size, items)))
+
+
+def asked(checkpoint: Checkpoint, limit: int) -> Objective[Any]:
+    network, head, words = checkpoint.network, checkpoint.head, checkpoint.tokenizer
+    match checkpoint.task:
+        case "generate":
+            return Causal(network=network, head=head, tokenizer=words, limit=limit)
+        case "fill":
+            return Masked(network=network, head=head, follows=None, tokenizer=words, limit=limit)
+        case other:
+            raise RecipeError(f"{checkpoint.source}: it is made to {other}; name one that generates or fills in")
+
+
+def texts(what: Path, folder: Path) -> Sequence[Example[Any]]:
+    """What a recipe holds out, or a file's paragraphs, as one document."""
+    if what.suffix == ".toml":
+        data = whole.read(what).data
+        corpus = TEXTS[data.source].corpus(folder.absolute().parent / "downloads")
+        return split_by_source(corpus, data.validation, data.held_out).held_out
+    try:
+        return [Example(what.read_text("utf-8"), None, "file", what.name)]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{what}: cannot be read as text: {error}") from None
+
+
+def of_adapter(adapter: Path, what: Path) -> dict[str, float]:
+    """Of an adapter of the recipe's trunk."""
+    read = recipe.read(what)
+    downloads = adapter.absolute().parent.parent / "downloads"
+    folder = recipe.trunk_folder(read.trunk, what.parent, downloads)
+    source = SOURCES[read.data.source]
+    corpus = source.corpus(downloads)
+    merged, lesson = load(f"{folder}+{adapter}"), source.lesson(corpus.labels)
+    reader = recipe.reader(read.data, merged)
+    items = lesson.items(recipe.divide(read.data, corpus).held_out, reader)
+    return measure_lesson(lesson, merged.network, merged.head, reader, items)

@@ -1,0 +1,118 @@
+"""Networks that were made here, written as the folders that others know: config.json, weights under their names.
+
+It doesn't know how they were learned.  The one idea: a table of names from ours to theirs, "{n}" the number of a block;
+what the world keeps transposed or as one is said beside it.  The way back is models.architectures', which a test holds
+against this.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from models.config import ModelConfig
+
+GPT = {
+    "tokens": "transformer.wte",
+    "position.table": "transformer.wpe",
+    "blocks.{n}.attention_norm": "transformer.h.{n}.ln_1",
+    "blocks.{n}.attention.output": "transformer.h.{n}.attn.c_proj",
+    "blocks.{n}.mlp_norm": "transformer.h.{n}.ln_2",
+    "blocks.{n}.mlp.up": "transformer.h.{n}.mlp.c_fc",
+    "blocks.{n}.mlp.down": "transformer.h.{n}.mlp.c_proj",
+    "final_norm": "transformer.ln_f",
+}
+GPT_TRANSPOSED = ("c_proj.weight", "c_fc.weight", "c_attn.weight")
+BERT = {
+    "tokens": "bert.embeddings.word_embeddings",
+    "position.table": "bert.embeddings.position_embeddings",
+    "segments": "bert.embeddings.token_type_embeddings",
+    "embedding_norm": "bert.embeddings.LayerNorm",
+    "blocks.{n}.attention.query": "bert.encoder.layer.{n}.attention.self.query",
+    "blocks.{n}.attention.key": "bert.encoder.layer.{n}.attention.self.key",
+    "blocks.{n}.attention.value": "bert.encoder.layer.{n}.attention.self.value",
+    "blocks.{n}.attention.output": "bert.encoder.layer.{n}.attention.output.dense",
+    "blocks.{n}.attention_norm": "bert.encoder.layer.{n}.attention.output.LayerNorm",
+    "blocks.{n}.mlp.up": "bert.encoder.layer.{n}.intermediate.dense",
+    "blocks.{n}.mlp.down": "bert.encoder.layer.{n}.output.dense",
+    "blocks.{n}.mlp_norm": "bert.encoder.layer.{n}.output.LayerNorm",
+}
+BERT_HIDDEN = {
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+    "output": "cls.predictions",
+}
+BERT_FOLLOWS = {"dense": "bert.pooler.dense", "out": "cls.seq_relationship"}
+
+
+def theirs(module: nn.Module, names: Mapping[str, str], depth: int = 1) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of the modules in the table, under their names."""
+    tensors = module.state_dict()
+    for ours, name in names.items():
+        for n in range(depth if "{n}" in ours else 1):
+            for kind in ("weight", "bias"):
+                if (key := f"{ours.format(n=n)}.{kind}") in tensors:
+                    yield f"{name.format(n=n)}.{kind}", tensors[key]
+
+
+def write_generator(network: nn.Module, config: ModelConfig, end: int, folder: Path) -> None:
+    """As transformers' GPT2LMHeadModel: query, key and value are one matrix, and matrices are transposed."""
+    tensors = dict(theirs(network, GPT, config.depth))
+    state = network.state_dict()
+    for n in range(config.depth):
+        for kind in ("weight", "bias"):
+            parts = [state[f"blocks.{n}.attention.{part}.{kind}"] for part in ("query", "key", "value")]
+            tensors[f"transformer.h.{n}.attn.c_attn.{kind}"] = torch.cat(parts)
+    turned = {name: each.t() if name.endswith(GPT_TRANSPOSED) else each for name, each in tensors.items()}
+    described = {
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocab_size,
+        "n_positions": config.max_positions,
+        "n_embd": config.width,
+        "n_layer": config.depth,
+        "n_head": config.heads,
+        "n_inner": config.mlp_width,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.norm_eps,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "tie_word_embeddings": True,
+    }
+    write(folder, turned, described)
+
+
+def write_encoder(modules: Sequence[nn.Module], config: ModelConfig, folder: Path) -> None:
+    """As transformers' BertForPreTraining: a network, what tells hidden tokens, what tells whether texts follow."""
+    network, hidden, follows = modules
+    tensors = dict(theirs(network, BERT, config.depth))
+    tensors |= dict(theirs(hidden, BERT_HIDDEN)) | dict(theirs(follows, BERT_FOLLOWS))
+    del tensors["cls.predictions.weight"]  # the matrix of the tokens
+    described = {
+        "model_type": "bert",
+        "architectures": ["BertForPreTraining"],
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_positions,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.mlp_width,
+        "hidden_act": "gelu",
+        "layer_norm_eps": config.norm_eps,
+        "type_vocab_size": config.segments,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    }
+    write(folder, tensors, described)
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
+    """config.json comes last: without it a folder is no checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: each.detach().to("cpu", torch.float32).contiguous().clone() for name, each in tensors.items()}
+    (folder / "model.safetensors").write_bytes(save(kept, metadata={"format": "pt"}))
+    (folder / "config.json").write_text(json.dumps({**described, "dtype": "float32"}, indent=2) + "\n")

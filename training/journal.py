@@ -1,0 +1,75 @@
+"""What is told of a training run: a line of JSON for every figure, and one line for whoever watches.
+
+It doesn't know what the figures are of.
+"""
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TextIO
+
+EVERY = 20  # steps of which one is told
+SHOWN = 4  # figures of an evaluation; the file has all
+
+
+@dataclass
+class Progress:
+    """How far a run is; all of it is kept with a checkpoint.  `seconds` are those of steps, without evaluations."""
+
+    step: int = 0
+    epoch: int = 0
+    batch: int = 0  # of the epoch
+    tokens: int = 0
+    seconds: float = 0.0
+    loss: float = 0.0  # a running mean over some twenty steps
+    written: int = 0  # bytes of the journal
+
+    def took(self, loss: float, tokens: int, seconds: float) -> None:
+        """One more step."""
+        self.loss = loss if not self.step else 0.95 * self.loss + 0.05 * loss
+        self.step += 1
+        self.tokens += tokens
+        self.seconds += seconds
+
+
+class Journal:
+    """Keeps every figure as a line of JSON in `path` and shows the latest on `stream`.
+
+    What stands in the file beyond what `progress` knows of was written by a run that ended before it was saved.
+    """
+
+    def __init__(self, path: Path, progress: Progress, stream: TextIO | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self.progress, self.stream = path, progress, stream or sys.stderr
+        kept = path.read_bytes()[: progress.written] if path.exists() else b""
+        path.write_bytes(kept)
+
+    def step(self, loss: float, rate: float, left: Callable[[], float], last: bool) -> None:
+        """The progress after a step of this `loss`; `left` says how many seconds there are still to go."""
+        now = self.progress
+        if now.step % EVERY and not last:
+            return
+        self.write({"step": now.step, "loss": loss, "rate": rate, "tokens": now.tokens, "seconds": now.seconds})
+        if self.stream.isatty():
+            speed = f"{now.tokens / max(now.seconds, 1e-9):,.0f} tokens/s"
+            self.show(f"\rstep {now.step}  loss {now.loss:.4f}  {speed}  {left():.0f} s left   ")
+
+    def figures(self, epoch: int, figures: dict[str, float]) -> None:
+        """An evaluation, of which the first few figures are shown."""
+        now = self.progress
+        self.write({"epoch": epoch, "step": now.step, **figures})
+        shown = "  ".join(f"{name} {value:.4f}" for name, value in islice(figures.items(), SHOWN))
+        self.show(f"\repoch {epoch}  step {now.step}  loss {now.loss:.4f}  {shown}\n")
+
+    def write(self, record: dict[str, float]) -> None:
+        line = json.dumps({name: round(value, 6) for name, value in record.items()}) + "\n"
+        with self.path.open("a") as file:
+            file.write(line)
+        self.progress.written += len(line)
+
+    def show(self, text: str) -> None:
+        self.stream.write(text)
+        self.stream.flush()

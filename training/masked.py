@@ -1,0 +1,156 @@
+"""The objective of encoders: hidden tokens from those around them, and whether one text follows another.
+
+Devlin et al. 2019 (arXiv:1810.04805).  Knows no networks but their states.  Of a pair's tokens 15 % are to be told: of
+these 80 % are hidden, 10 % are others, 10 % stand as they are.  The one idea: where the second text of a pair is not
+what follows the first, it is that of another pair of the batch, so a batch has as many tokens however it is drawn.
+"""
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from models.ragged import Ragged
+from models.tokenizer import Tokenizer
+from models.transformer import Transformer
+from training.data import Example
+from training.objective import Part
+from training.prose import sentences
+
+HIDDEN, AS_MASK, AS_OTHER = 0.15, 0.8, 0.1
+AROUND = 3  # [CLS] first [SEP] second [SEP]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two texts, one of which follows the other."""
+
+    first: list[int]
+    second: list[int]
+
+
+@dataclass(frozen=True)
+class Veiled:
+    """A sequence as it is shown; the `rows` that are to be told, and what stands there."""
+
+    tokens: list[int]
+    segments: list[int]
+    rows: list[int]
+    right: list[int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masked:
+    """`limit` tokens are read at once.  Without a head for what follows, hidden tokens are all that is learned."""
+
+    network: Transformer
+    head: nn.Module
+    follows: nn.Module | None
+    tokenizer: Tokenizer
+    limit: int
+
+    def modules(self) -> list[nn.Module]:
+        return [self.network, self.head, *([self.follows] if self.follows is not None else [])]
+
+    def items(self, examples: Sequence[Example[Any]]) -> list[Pair]:
+        """Sentences of a document in turn, as many as there is room for; half of them are the first text."""
+        found = []
+        for example in examples:
+            texts = self.tokenizer.encode_batch(sentences(example.text), special=False, untrusted=True, offsets=False)
+            found += pairs([text.ids for text in texts if len(text)], self.limit - AROUND)
+        return found
+
+    def size(self, item: Pair) -> int:
+        return len(item.first) + len(item.second) + AROUND
+
+    def counts(self, items: Sequence[Pair]) -> tuple[int, ...]:
+        hidden = sum(told(item.first) + told(item.second) for item in items)
+        return (hidden, len(items)) if self.follows is not None else (hidden,)
+
+    def parts(self, items: Sequence[Pair], draw: random.Random) -> dict[str, Part]:
+        """What of the pairs is hidden, and, if that is learned, whether they belong together."""
+        shown, apart = shuffled(items, draw) if self.follows is not None else (list(items), [])
+        veiled = [self.veil(pair, draw) for pair in shown]
+        device = self.network.tokens.weight.device
+        batch = Ragged.of([each.tokens for each in veiled], [each.segments for each in veiled], device)
+        states = self.network(batch)
+        rows = [start + row for start, each in zip(batch.starts, veiled, strict=False) for row in each.rows]
+        right = [token for each in veiled for token in each.right]
+        hidden = self.head(states[torch.tensor(rows, device=device)], range(len(rows) + 1))
+        parts = {"hidden": Part(hidden, torch.tensor(right, device=device))}
+        if self.follows is not None:
+            parts["follows"] = Part(self.follows(states, batch.starts), torch.tensor(apart, device=device))
+        return parts
+
+    def veil(self, pair: Pair, draw: random.Random) -> Veiled:
+        find = self.tokenizer.find
+        cls, sep, mask = find("[CLS]"), find("[SEP]"), self.tokenizer.mask_id
+        assert cls is not None
+        assert sep is not None
+        assert mask is not None
+        tokens = [cls, *pair.first, sep, *pair.second, sep]
+        segments = [0] * (len(pair.first) + 2) + [1] * (len(pair.second) + 1)
+        first, second = range(1, len(pair.first) + 1), range(len(pair.first) + 2, len(tokens) - 1)
+        rows = [row for text in (first, second) for row in sorted(draw.sample(text, told(text)))]
+        right = [tokens[row] for row in rows]
+        for row in rows:
+            chance = draw.random()
+            if chance < AS_MASK:
+                tokens[row] = mask
+            elif chance < AS_MASK + AS_OTHER:
+                tokens[row] = draw.randrange(mask + 1, self.tokenizer.vocab_size)  # behind the special ones
+        return Veiled(tokens, segments, rows, right)
+
+    def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
+        """Of hidden tokens and of pairs: the share told rightly."""
+        figures = {"loss": sum(means.values()), "masked accuracy": right["hidden"], "masked loss": means["hidden"]}
+        return figures | ({"next accuracy": right["follows"]} if "follows" in right else {})
+
+
+def told(text: Sequence[int]) -> int:
+    """How many of a text's tokens are to be told; of each text its own share, whatever stands beside it."""
+    return round(HIDDEN * len(text))
+
+
+def pairs(texts: Sequence[list[int]], room: int) -> list[Pair]:
+    """Sentences side by side up to `room` tokens, cut in two at the sentence that is nearest to the middle.
+
+    A sentence alone is cut in its middle; one that there is no room for is several.
+    """
+    pieces = [text[at : at + room // 2] for text in texts for at in range(0, len(text), room // 2)]
+    found: list[Pair] = []
+    held: list[list[int]] = []
+    for piece in [*pieces, None]:
+        if held and (piece is None or sum(map(len, held)) + len(piece) > room):
+            found.append(halved(held))
+            held = []
+        held += [piece] if piece is not None else []
+    return [pair for pair in found if pair.first and pair.second]
+
+
+def halved(texts: list[list[int]]) -> Pair:
+    if len(texts) == 1:
+        middle = len(texts[0]) // 2
+        return Pair(texts[0][:middle], texts[0][middle:])
+    half = sum(map(len, texts)) / 2
+    cut = min(range(1, len(texts)), key=lambda at: abs(sum(map(len, texts[:at])) - half))
+    first, second = ([token for text in some for token in text] for some in (texts[:cut], texts[cut:]))
+    return Pair(first, second)
+
+
+def shuffled(items: Sequence[Pair], draw: random.Random) -> tuple[list[Pair], list[int]]:
+    """About half of the pairs with each other's second texts; 1 for those, 0 for the others.
+
+    The second texts go round, so none comes back to its own.  One pair alone has nobody to change with.
+    """
+    moved = [row for row in range(len(items)) if draw.random() < 0.5]
+    if len(moved) < 2:
+        moved = []
+    draw.shuffle(moved)
+    shown, apart = list(items), [0] * len(items)
+    for row, other in zip(moved, moved[1:] + moved[:1], strict=True):
+        shown[row], apart[row] = Pair(items[row].first, items[other].second), 1
+    return shown, apart
