@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, BertForPreTraining
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertForPreTraining
 from typer.testing import CliRunner
 
 from models.checkpoint import load
@@ -84,6 +84,32 @@ def test_an_encoder_is_what_transformers_reads(runs: Path) -> None:
         torch.testing.assert_close(ours.head(states, batch.starts), out.prediction_logits[0], rtol=0, atol=1e-5)
         follows = modules[2].eval()(modules[0].eval()(batch), batch.starts)
         torch.testing.assert_close(follows, out.seq_relationship_logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_translator_is_what_transformers_reads(norm: str, tmp_path: Path) -> None:
+    """With the norm behind what is added it is Marian's form, with the norm before Pegasus's."""
+    recipe = whole.smoke(whole.read(RECIPES / "transformer.toml"))
+    recipe = replace(recipe, network={**recipe.network, "norm": norm})
+    recipe.named.words([example.text for example in samples.pairs().examples], 300, tmp_path)
+    words = whole.Tokenizer.from_folder(tmp_path)
+    whole.write_model(recipe, words, whole.built(recipe, words), tmp_path, tmp_path / "model")
+    ours, theirs = load(str(tmp_path / "model")), AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model").eval()
+    read, written = words.encode("the lamp is on").ids, [words.bos_id, *words.encode("a door").ids]
+    with torch.no_grad():
+        mine = ours.head(Ragged.of([read]), Ragged.of([written]))  # type: ignore[list-item]
+        reference = theirs(input_ids=torch.tensor([read]), decoder_input_ids=torch.tensor([written])).logits[0]
+    torch.testing.assert_close(mine, reference, rtol=0, atol=1e-5)
+
+
+def test_translations_are_measured_by_what_is_written(runs: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("The lamp is on.\tDie Lampe ist an.\n\nThe door is off.\tDie Tür ist aus.\n")
+    said = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / "transformer" / "model", pairs)))
+    assert {"loss", "BLEU", "chrF"} <= said.keys()
+    pairs.write_text("The lamp is on.\tDie Lampe ist an.\nThe door is off.\n")
+    refused = CliRunner().invoke(app, ["evaluate", str(runs / "transformer" / "model"), str(pairs)])
+    assert "line 2 is no sentence, a tab and its translation" in refused.stderr
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt"])

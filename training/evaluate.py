@@ -15,7 +15,9 @@ from training.errors import RecipeError
 from training.lesson import measure as measure_lesson
 from training.masked import Masked
 from training.objective import Objective, measure
+from training.quality import quality
 from training.sources import SOURCES, TEXTS
+from training.translation import Translation
 
 BATCHES = 16  # as many tokens as so many of the longest texts
 
@@ -27,10 +29,15 @@ def of_checkpoint(folder: Path, what: Path) -> dict[str, float]:
     if what.suffix == ".toml":
         limit = min(limit, whole.read(what).data.context)
     objective = asked(checkpoint, limit)
-    items = objective.items(texts(what, folder))
+    examples = texts(what, folder)
+    if isinstance(objective, Translation) and what.suffix not in (".toml", ".tsv"):
+        raise RecipeError(f"{what}: name a .tsv, of which a line is a sentence, a tab and its translation")
+    items = objective.items(examples)
     if not items:
         raise RecipeError(f"{what}: there is nothing in it to be told")
-    return measure(objective, items, BATCHES * max(map(objective.size, items)))
+    tokens = BATCHES * max(map(objective.size, items))
+    written = quality(objective, examples, tokens) if isinstance(objective, Translation) else {}
+    return measure(objective, items, tokens) | written
 
 
 def asked(checkpoint: Checkpoint, limit: int) -> Objective[Any]:
@@ -40,6 +47,8 @@ def asked(checkpoint: Checkpoint, limit: int) -> Objective[Any]:
             return Causal(network=network, head=head, tokenizer=words, limit=limit)
         case "fill":
             return Masked(network=network, head=head, follows=None, tokenizer=words, limit=limit)
+        case "translate":
+            return Translation(network=head, tokenizer=words, limit=limit)  # type: ignore[arg-type]
         case other:
             raise RecipeError(f"{checkpoint.source}: it is made to {other}; name one that generates or fills in")
 
@@ -51,9 +60,15 @@ def texts(what: Path, folder: Path) -> Sequence[Example[Any]]:
         corpus = TEXTS[data.source].corpus(folder.absolute().parent / "downloads")
         return split_by_source(corpus, data.validation, data.held_out).held_out
     try:
-        return [Example(what.read_text("utf-8"), None, "file", what.name)]
+        text = what.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{what}: cannot be read as text: {error}") from None
+    if what.suffix != ".tsv":
+        return [Example(text, None, "file", what.name)]
+    pairs = [line.split("\t") for line in text.splitlines() if line]
+    if wrong := next((number for number, pair in enumerate(pairs, 1) if len(pair) != 2), 0):
+        raise RecipeError(f"{what}: line {wrong} is no sentence, a tab and its translation")
+    return [Example(ours, theirs, "file", ours) for ours, theirs in pairs]
 
 
 def of_adapter(adapter: Path, what: Path) -> dict[str, float]:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from models.encoder_decoder import EncoderDecoder
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from models.config import ModelConfig
+from models.config import EncoderDecoderConfig, ModelConfig
 
 GPT = {
     "tokens": "transformer.wte",
@@ -47,6 +48,24 @@ BERT_HIDDEN = {
     "output": "cls.predictions",
 }
 BERT_FOLLOWS = {"dense": "bert.pooler.dense", "out": "cls.seq_relationship"}
+
+HALF = {
+    "blocks.{n}.attention.query": "layers.{n}.self_attn.q_proj",
+    "blocks.{n}.attention.key": "layers.{n}.self_attn.k_proj",
+    "blocks.{n}.attention.value": "layers.{n}.self_attn.v_proj",
+    "blocks.{n}.attention.output": "layers.{n}.self_attn.out_proj",
+    "blocks.{n}.attention_norm": "layers.{n}.self_attn_layer_norm",
+    "blocks.{n}.cross.query": "layers.{n}.encoder_attn.q_proj",
+    "blocks.{n}.cross.key": "layers.{n}.encoder_attn.k_proj",
+    "blocks.{n}.cross.value": "layers.{n}.encoder_attn.v_proj",
+    "blocks.{n}.cross.output": "layers.{n}.encoder_attn.out_proj",
+    "blocks.{n}.cross_norm": "layers.{n}.encoder_attn_layer_norm",
+    "blocks.{n}.mlp.up": "layers.{n}.fc1",
+    "blocks.{n}.mlp.down": "layers.{n}.fc2",
+    "blocks.{n}.mlp_norm": "layers.{n}.final_layer_norm",
+    "final_norm": "layer_norm",
+}
+KINDS = {"post": ("marian", "MarianMTModel"), "pre": ("pegasus", "PegasusForConditionalGeneration")}
 
 
 def theirs(module: nn.Module, names: Mapping[str, str], depth: int = 1) -> Iterator[tuple[str, Tensor]]:
@@ -107,6 +126,36 @@ def write_encoder(modules: Sequence[nn.Module], config: ModelConfig, folder: Pat
         "pad_token_id": 0,
         "tie_word_embeddings": True,
     }
+    write(folder, tensors, described)
+
+
+def write_translator(network: EncoderDecoder, config: EncoderDecoderConfig, ids: tuple[int, int], folder: Path) -> None:
+    """As transformers' MarianMTModel, or with the norm before as PegasusForConditionalGeneration; `ids` pad and end."""
+    shape, (pad, end) = config.encoder, ids
+    tensors = {"model.shared.weight": network.encoder.tokens.weight}
+    for side, half in (("encoder", network.encoder), ("decoder", network.decoder)):
+        tensors |= {f"model.{side}.{name}": each for name, each in theirs(half, HALF, shape.depth)}
+    tensors["final_logits_bias"] = torch.zeros(1, shape.vocab_size)
+    kind, architecture = KINDS[shape.norm_order]
+    sides = {"layers": shape.depth, "attention_heads": shape.heads, "ffn_dim": shape.mlp_width}
+    special = {"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": config.start}
+    described = {
+        "model_type": kind,
+        "architectures": [architecture],
+        "vocab_size": shape.vocab_size,
+        "d_model": shape.width,
+        **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sides.items()},
+        "max_position_embeddings": shape.max_positions,
+        "activation_function": shape.activation,
+        "scale_embedding": True,
+        "static_position_embeddings": True,
+        "forced_eos_token_id": None,
+        "tie_word_embeddings": True,
+        **special,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    writing = {**special, "max_length": shape.max_positions, "bad_words_ids": [[pad]]}
+    (folder / "generation_config.json").write_text(json.dumps(writing, indent=2) + "\n")
     write(folder, tensors, described)
 
 

@@ -18,6 +18,7 @@ from models.transformer import Transformer
 from training import export, vocabulary
 from training.dropout import drop
 from training.shape import Shape
+from training.translators import Cells, Halves, cells, transformer, write_cells, write_transformer
 
 Aim = Literal["causal", "masked", "translation"]
 SPREAD = 0.02  # of the first weights, as Radford et al. 2018 and Devlin et al. 2019 have it
@@ -87,9 +88,12 @@ def write_encoder(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) 
 
 
 TINY = {"width": 32, "depth": 2, "heads": 2, "mlp_width": 0}
+TINY_CELLS = {"width": 16, "hidden": 16, "depth": 1, "parameters": 0}
 NETWORKS: Mapping[str, Network] = {
     "gpt": Network("causal", Shape, vocabulary.write_generator, generator, write_generator, TINY),
     "bert": Network("masked", Shape, vocabulary.write_word_pieces, encoder, write_encoder, TINY),
+    "transformer": Network("translation", Halves, vocabulary.write_translator, transformer, write_transformer, TINY),
+    "recurrent": Network("translation", Cells, vocabulary.write_translator, cells, write_cells, TINY_CELLS),
 }
 
 

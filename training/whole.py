@@ -27,6 +27,7 @@ from training.networks import NETWORKS, Network, device_named
 from training.objective import Objective, Practice, measure
 from training.plan import Plan
 from training.plot import draw
+from training.quality import quality
 from training.sources import TEXTS
 from training.toml_file import checked, content
 from training.trainer import BEST, RUN, Place, train
@@ -195,13 +196,16 @@ def aimed(recipe: Recipe, words: Tokenizer, modules: Sequence[Any]) -> Objective
 def measured(course: Course, learned: dict[str, float], note: str) -> Result:
     objective, items = course.objective, course.items
     parameters = {id(p): p.numel() for module in objective.modules() for p in module.parameters()}
+    tokens = course.recipe.data.tokens
+    held_out = measure(objective, items["held_out"], tokens)
+    written = quality(objective, course.split.held_out, tokens) if isinstance(objective, Translation) else {}
     return Result(
         model=MODEL,
         parameters=sum(parameters.values()),
         texts={part: len(examples) for part, examples in vars(course.split).items()},
         tokens={part: sum(map(objective.size, some)) for part, some in items.items()},
-        held_out=measure(objective, items["held_out"], course.recipe.data.tokens),
-        validation=measure(objective, items["validation"], course.recipe.data.tokens),
+        held_out=held_out | written,
+        validation=measure(objective, items["validation"], tokens),
         learned=learned,
         notes=[note],
     )
