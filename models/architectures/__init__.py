@@ -13,6 +13,7 @@ from models.architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from models.architectures.marian import MARIAN
 from models.architectures.modernbert import MODERNBERT
 from models.architectures.mpnet import MPNET
+from models.architectures.pegasus import PEGASUS
 from models.architectures.t5 import MT5, T5
 
 FAMILIES: dict[str, Family] = {
@@ -38,6 +39,7 @@ FAMILIES: dict[str, Family] = {
         MT5,
         BART,
         MARIAN,
+        PEGASUS,
     )
 }  # by the checkpoint's `model_type`
 
