@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models.encoder_decoder import EncoderDecoder
 from safetensors.torch import save
 from torch import Tensor, nn
 
 from models.config import EncoderDecoderConfig, ModelConfig
+from models.encoder_decoder import EncoderDecoder
 
 GPT = {
     "tokens": "transformer.wte",

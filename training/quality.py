@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from typing import Any
 
 from models.decoding import Writing, write
-
 from models.ragged import Ragged
 from training.data import Example
 from training.translation import Translation

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from models.encoder_decoder import EncoderDecoder
-from models.recurrent import RecurrentConfig, RecurrentTranslator, sized
 from pydantic import ConfigDict, NonNegativeInt, PositiveInt
 from torch import nn
 
 from models.checkpoint import recurrent as folders
 from models.config import EncoderDecoderConfig
+from models.encoder_decoder import EncoderDecoder
+from models.recurrent import RecurrentConfig, RecurrentTranslator, sized
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 from training import export
