@@ -381,10 +381,10 @@ def test_the_size_of_blocks_decides_who_attends(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     with gpu(monkeypatch):
-        loaded: Any = SimpleNamespace(network=network(LLAMA), head=head(LLAMA), config=LLAMA, suited=None)
+        loaded: Any = SimpleNamespace(network=network(LLAMA), head=head(LLAMA), body=LLAMA, suited=None, writing=None)
         executor: Any = executor_of(loaded, Settings(max_running=8), blocks=5)
         assert (executor.block_size, executor.block_count, executor.cache.count) == (PAGE, 5, 6)
-        headless: Any = SimpleNamespace(network=network(LLAMA), head=None, config=LLAMA, suited=None)
+        headless: Any = SimpleNamespace(network=network(LLAMA), head=None, body=LLAMA, suited=None, writing=None)
         encoder: Any = executor_of(headless, Settings())
         assert (encoder.block_size, encoder.cache, encoder.padding(rows_of([([1, 2], 0, [])]))) == (0, None, 0)
         grouped: Any = executor_of(loaded, Settings(block_size=16), blocks=5)
