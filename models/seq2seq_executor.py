@@ -56,7 +56,7 @@ class Seq2SeqExecutor:
         self._written = torch.zeros(block_count * block_size, dtype=torch.int64).tolist()  # tokens, by slot
         self._states: dict[int, tuple[Kept, int, int]] = {}  # by slot: whose row it is, and since which step
         self._poisoned: set[int] = set()
-        self._steps = 0
+        self._steps = self._words = 0  # of the vocabulary, once logits were seen
 
     @property
     def likeliest(self) -> None:
@@ -75,7 +75,7 @@ class Seq2SeqExecutor:
             self._advance(going, logits)
         self._keep(rows, members)
         wanted = [logits[row] for row in rows.wanted]
-        return torch.stack(wanted).float() if wanted else torch.empty(0)
+        return torch.stack(wanted).float() if wanted else torch.empty(0, self._words, device=self.device)
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         size = self.block_size
@@ -134,6 +134,7 @@ class Seq2SeqExecutor:
         members, state = self._together(members)
         tokens = torch.tensor([member.feed[0] for member in members], device=self.device)
         out, after = self.network.step(tokens, state)
+        self._words = out.size(1)
         kept, whole = Kept(after, len(members)), out.isfinite().all(dim=-1).tolist()
         for row, member in enumerate(members):
             del member.feed[0]

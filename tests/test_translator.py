@@ -83,7 +83,7 @@ def many(count: int, seed: int) -> list[Generate]:
 
 
 @pytest.mark.parametrize(
-    ("blocks", "budgets"), [(64, {}), (12, {}), (64, {"token_budget": 3}), (64, {"prefill_chunk": 2})]
+    ("blocks", "budgets"), [(64, {}), (12, {}), (64, {"token_budget": 3}), (12, {"prefill_chunk": 2})]
 )
 def test_a_batch_is_answered_as_its_requests_alone(blocks: int, budgets: dict[str, int]) -> None:
     """Where all have room, where some are preempted, where not all take part in a step."""
@@ -127,6 +127,17 @@ def test_who_is_held_goes_on_where_it_was() -> None:
     worker.resume(first)
     finish(worker)
     assert [first.tokens, second.tokens] == [alone([3, 4], 25), alone([4, 3], 25)]
+
+
+def test_who_catches_up_alone_asks_for_no_logits_on_the_way() -> None:
+    worker = translator(Pretended(), prefill_chunk=2)
+    (ticket,) = ask(worker, asked([9, 9], 25))
+    for _ in range(9):
+        turn(worker)
+    worker.hold(ticket)
+    worker.resume(ticket)
+    finish(worker)
+    assert ticket.tokens == alone([9, 9], 25)
 
 
 def searched(source: tuple[int, ...], most: int, width: int) -> list[int]:

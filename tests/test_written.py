@@ -1,9 +1,10 @@
-"""Encoder-decoders served: a real server of tiny T5, BART and Marian, whose answers are those of transformers."""
+"""Encoder-decoders served: a real server of tiny T5, BART and Marian, held to transformers, and a recurrent network."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
@@ -12,6 +13,15 @@ import transformers as tf
 from processes import Process
 from translators import translator
 
+from models.checkpoint import load, recurrent
+from models.decoding import write
+from models.ragged import Ragged
+from models.recurrent import RecurrentConfig, RecurrentTranslator
+from models.seq2seq import Seq2Seq
+
+SHAPE: dict[str, Any] = dict(
+    vocab_size=384, width=12, hidden=16, attention="luong", score="general", cell="lstm", start=0, end=2, pad=1
+)
 TEXTS = ["The quick brown fox", "jumps", "over the lazy dog, and away", "A dog. A fox! A dog?", "x y z " * 6]
 SEARCH = {"num_beams": 3, "max_length": 14, "length_penalty": 0.7, "no_repeat_ngram_size": 2}
 HOW = {
@@ -26,7 +36,12 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("written")
     for kind, how in HOW.items():
         translator(root / kind, kind, **how)
-    return {kind: root / kind for kind in HOW}
+    torch.manual_seed(1)
+    network = RecurrentTranslator(RecurrentConfig(**SHAPE))
+    for weight in network.parameters():
+        torch.nn.init.normal_(weight, std=0.5)
+    recurrent.save(root / "recurrent", network, root / "t5" / "tokenizer.json")
+    return {kind: root / kind for kind in (*HOW, "recurrent")}
 
 
 @pytest.fixture(scope="module")
@@ -66,14 +81,27 @@ def test_options_are_followed_alike(server: Process, folders: dict[str, Path], k
     assert found["generated_text"] == written(folders[kind], TEXTS[2], **counts)
 
 
-def test_many_at_once_are_answered_as_alone(server: Process) -> None:
+@pytest.mark.parametrize("width", [1, 3])
+def test_a_recurrent_network_writes_as_it_does_by_itself(server: Process, folders: dict[str, Path], width: int) -> None:
+    loaded = load(str(folders["recurrent"]))
+    assert loaded.writing is not None
+    sources = [encoding.ids for encoding in loaded.tokenizer.encode_batch(TEXTS)]
+    how = replace(loaded.writing, most=9, beams=width)
+    answers = write(cast(Seq2Seq, loaded.head), Ragged.of(sources), how)
+    options = {"num_beams": width, "max_new_tokens": 9}
+    found = post(server, "/models/recurrent/pipeline/translation", {"inputs": TEXTS, "parameters": options})
+    said = [loaded.tokenizer.decode(answer.tokens, skip_special=True) for answer in answers]
+    assert [each["translation_text"] for each in found] == said
+
+
+def test_many_at_once_are_answered_as_alone(server: Process, folders: dict[str, Path]) -> None:
     def one(number: int) -> Any:
-        kind, text = list(HOW)[number % 3], TEXTS[number % 5]
+        kind, text = list(folders)[number % 4], TEXTS[number % 5]
         return post(server, f"/models/{kind}/pipeline/summarization", {"inputs": text})
 
-    alone = [one(number) for number in range(15)]
-    with ThreadPoolExecutor(15) as pool:
-        assert list(pool.map(one, range(15))) == alone
+    alone = [one(number) for number in range(20)]
+    with ThreadPoolExecutor(20) as pool:
+        assert list(pool.map(one, range(20))) == alone
     assert server.rest().total("kv_blocks_used") == 0
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from models.chat import ChatTemplate
-from models.checkpoint import adapter, folder, gguf
+from models.checkpoint import adapter, folder, gguf, recurrent
 from models.checkpoint.description import Description, blank
 from models.checkpoint.precision import Suited, suited
 from models.checkpoint.reach import ANYWHERE, Reach
@@ -148,6 +148,8 @@ def describe(source: str, reach: Reach = ANYWHERE) -> Description:
         return gguf_file(path)
     if adapter.is_adapter(path):
         return with_adapter(reach.of(source).place(adapter.base_of(path)), path)
+    if recurrent.is_recurrent(path):
+        return recurrent.describe(path)
     return folder.describe(folder.open_folder(path))
 
 

@@ -75,6 +75,7 @@ class Description:
     chat: ChatTemplate | None = None
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
     parts: Parts | None = None  # of a folder: what adapters change
+    make: Callable[[], Any] | None = None  # of a network that is no Transformer; `config` is then about as large
 
     @property
     def body(self) -> ModelConfig:
@@ -107,7 +108,7 @@ def blank(what: Description) -> tuple[Transformer, nn.Module]:
                 f"it describes {config.depth} layers, but the files hold {len(what.entries)} tensors", file=what.file
             )
     with torch.device("meta"), Unfilled():
-        network = Transformer(what.config)
+        network = what.make() if what.make else Transformer(what.config)
         return network, what.head.build(network)
 
 

@@ -6,7 +6,8 @@ what the network says of itself, field by field and parameter by parameter under
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -14,10 +15,12 @@ import torch
 from safetensors.torch import save as packed
 from torch import nn
 
-from models.checkpoint.description import Unfilled, listed
+from models.checkpoint.description import Description, Head, Unfilled, listed
 from models.checkpoint.folder import SINGLE, tensors_of
 from models.checkpoint.parts import Json, read_json
 from models.checkpoint.tensors import Entry, readable
+from models.config import ModelConfig
+from models.decoding import Writing
 from models.errors import CheckpointError, ModelError, UnsupportedError
 from models.recurrent import RecurrentConfig, RecurrentTranslator
 from models.tokenizer import Tokenizer
@@ -58,6 +61,42 @@ def load(
     if config.tied:
         network.output.weight = network.tokens.weight
     return network.eval(), tokenizer
+
+
+def is_recurrent(folder: Path) -> bool:
+    file = folder / "config.json"
+    return file.is_file() and read_json(file).get("model_type") == KIND
+
+
+def describe(folder: Path) -> Description:
+    """All about it but its numbers, as of any folder that is served."""
+    file = folder / "config.json"
+    config, entries = config_of(str(file), read_json(file)), tensors_of(folder)
+    blank(str(file), config, entries)
+    alike = ModelConfig(
+        vocab_size=config.vocab_size,
+        width=config.hidden,
+        depth=config.depth,
+        heads=1,
+        kv_heads=1,
+        head_width=config.hidden,
+        mlp_width=4 * config.hidden,
+        max_positions=config.max_positions,
+        causal=False,
+    )
+    how = Writing(stops=frozenset({config.end}), most=config.max_positions)
+    writes = replace(alike, causal=True, faces=True)
+    return Description(
+        file=str(file),
+        family=KIND,
+        config=alike,
+        head=Head("translate", lambda network: network, configs=(writes,), writing=how),
+        entries=entries,
+        translate=lambda name, tensor: [(name, tensor)],
+        tokenizer=Tokenizer.from_folder(folder),
+        max_tokens=config.max_positions,
+        make=partial(RecurrentTranslator, config),
+    )
 
 
 def config_of(file: str, said: Json) -> RecurrentConfig:
