@@ -130,7 +130,7 @@ def test_who_is_held_goes_on_where_it_was() -> None:
 
 
 def test_who_catches_up_alone_asks_for_no_logits_on_the_way() -> None:
-    worker = translator(Pretended(), prefill_chunk=2)
+    worker = translator(Pretended(), prefill_chunk=1)
     (ticket,) = ask(worker, asked([9, 9], 25))
     for _ in range(9):
         turn(worker)
