@@ -21,6 +21,7 @@ from processes import Process
 log = logging.getLogger(__name__)
 TALKING = 64
 LIMIT = 0.1  # seconds, for 99 of 100
+ROUNDS = 10  # at most, of five seconds each; the first is the slowest, and two are enough on a quiet machine
 CONTEXT = 400_000  # tokens: so that a text of 20 MB might fit
 SENTENCE = "The quick brown fox jumps over the lazy dog; größer, schöner, naïve café. "
 
@@ -105,9 +106,9 @@ def slowest(server: Process, content: bytes, seconds: float) -> float:
 
 
 def test_probes_are_answered_at_once_whatever_else_is_done(crowded: Process, full: bool) -> None:
-    """In one round of three: a busy neighbour on this machine may spoil the others."""
+    """In one round of some: a busy neighbour on this machine may spoil the others."""
     text = SENTENCE * (20_000_000 // len(SENTENCE.encode()))
     content = json.dumps(completion([], 1) | {"prompt": text}, ensure_ascii=False).encode()
-    assert any(slowest(crowded, content, 60 if full else 5) < LIMIT for _ in range(3))
+    assert any(slowest(crowded, content, 60 if full else 5) < LIMIT for _ in range(ROUNDS))
     assert crowded.page.total("requests_running") == TALKING
     assert crowded.page.total("requests_waiting") == waiting(full)
