@@ -8,6 +8,7 @@ their order are those of transformers' `generate`, so that what it writes is wri
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -168,9 +169,14 @@ def allowed(shaped: Tensor, said: Sequence[Sequence[int]], how: Writing, start: 
 
 def repeating(tokens: Sequence[int], size: int) -> list[int]:
     """Which tokens would end a row of `size` that has come before."""
-    last = list(tokens[len(tokens) - size + 1 :])
-    starts = range(len(tokens) - size + 1)
-    return sorted({tokens[at + size - 1] for at in starts if list(tokens[at : at + size - 1]) == last})
+    said, before = np.array(tokens, np.int64), size - 1
+    count = len(said) - before  # places where a row could have ended
+    if count <= 0:
+        return []
+    alike = np.ones(count, np.bool_)
+    for place in range(before):
+        alike &= said[place : place + count] == said[len(said) - before + place]
+    return sorted(set(said[before:][alike].tolist()))
 
 
 def drawn(shaped: Tensor, how: Writing, chance: torch.Generator | None) -> Tensor:

@@ -53,7 +53,7 @@ class Seq2SeqExecutor:
     def __init__(self, network: Seq2Seq, device: torch.device, *, block_count: int, block_size: int) -> None:
         self.network, self.device = network, device
         self.block_count, self.block_size = block_count, block_size
-        self._written = torch.zeros(block_count * block_size, dtype=torch.int64).tolist()  # tokens, by slot
+        self._written = [0] * (block_count * block_size)  # tokens, by slot
         self._states: dict[int, tuple[Kept, int, int]] = {}  # by slot: whose row it is, and since which step
         self._poisoned: set[int] = set()
         self._steps = self._words = 0  # of the vocabulary, once logits were seen

@@ -19,13 +19,14 @@ from service.request import Beams, Sampling, Task
 class Customs:
     """How a model that reads one sequence and writes another goes about it where nobody asks otherwise.
 
-    `opening` is what stands before an answer; what `sampling` bans never comes, whatever is asked.
+    `opening` is what stands before an answer; what `sampling` bans never comes, whatever is asked.  Where `beams` are
+    one wide nothing is searched for unless it is asked for.
     """
 
     opening: tuple[int, ...]
     most: int  # tokens of an answer
     sampling: Sampling
-    beams: Beams = Beams(1)  # noqa: RUF009 - it is frozen; of width 1: nothing is searched for unless it is asked for
+    beams: Beams
 
 
 @dataclass(frozen=True, kw_only=True)

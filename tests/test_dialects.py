@@ -40,7 +40,7 @@ from service.api.drawing import Drawing
 from service.api.openai_sampling import Sampled
 from service.errors import BadRequest
 from service.model import Customs
-from service.request import Sampling
+from service.request import Beams, Sampling
 
 PAGE = Path(__file__).parent.parent / "docs" / "dialects.md"
 SPLIT = re.compile(r"(?<!\\)\|")
@@ -90,7 +90,7 @@ def read_tensors(wire: oip_wire.GenerateRequest) -> object:
 
 
 def read_write(wire: hf_wire.WriteCall) -> object:
-    return hf_wire.read_write(wire, Customs(opening=(1,), most=9, sampling=Sampling(temperature=0)))
+    return hf_wire.read_write(wire, Customs(opening=(1,), most=9, sampling=Sampling(temperature=0), beams=Beams(1)))
 
 
 def streamed(wire: oip_wire.TextRequest) -> object:

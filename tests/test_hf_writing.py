@@ -18,7 +18,9 @@ SEARCHES = Customs(
     sampling=Sampling(temperature=0, banned=((5,),), once=3),
     beams=Beams(4, 0.6, early=True),
 )
-DRAWS = Customs(opening=(2,), most=30, sampling=Sampling(temperature=0.7, top_k=50, top_p=0.9, min_tokens=2))
+DRAWS = Customs(
+    opening=(2,), most=30, sampling=Sampling(temperature=0.7, top_k=50, top_p=0.9, min_tokens=2), beams=Beams(1)
+)
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from models.decoding import repeating
 from service.request import Generate, Sampling
 
 Ints = NDArray[np.int64]
@@ -95,24 +96,14 @@ class Shape:
             shape.push(token)
         rows = shape._rows.get(shape._tail[-1], ()) if shape._tail else ()
         last = {row[-1] for row in rows if shape._tail[1 - len(row) :] == row[:-1]}
-        last |= shape._again()
+        if once := self._sampling.once:
+            last.update(repeating(shape._history, once))
         if last:
             shape = self.fork() if shape is self else shape
             for token in last:
                 place = shape._place(token)
                 shape._values[CHANGE, place] = NEVER
         return shape
-
-    def _again(self) -> set[int]:
-        """The tokens with which what was said last would be said a second time."""
-        before, history = self._sampling.once - 1, np.array(self._history, np.int64)
-        count = len(history) - before  # places where a row could have ended
-        if before < 0 or count <= 0:
-            return set()
-        alike = np.ones(count, np.bool_)
-        for place in range(before):
-            alike &= history[place : place + count] == history[len(history) - before + place]
-        return set(history[before:][alike].tolist())
 
     @property
     def changes(self) -> tuple[Ints, Floats]:
