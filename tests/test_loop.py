@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from training import journal, plot, saved, trainer
+from training import journal, packing, plot, saved, trainer
 from training.errors import RecipeError
 from training.packing import packed
 from training.plan import Plan
@@ -222,9 +222,18 @@ def test_products_are_narrow_only_where_they_are_asked_for() -> None:
             assert (x @ x).dtype == kind
 
 
-@given(st.lists(st.integers(1, 20), min_size=1, max_size=60), st.integers(60, 200), st.integers())
-@settings(max_examples=100, deadline=None)
-def test_batches_have_everything_once_and_never_too_much(sizes: list[int], most: int, seed: int) -> None:
+@pytest.mark.parametrize("neighbours", [2, 3, 32])
+@given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=60), most=st.integers(80, 200), seed=st.integers())
+@settings(max_examples=60, deadline=None)
+def test_batches_have_everything_once_and_never_too_much(
+    neighbours: int, sizes: list[int], most: int, seed: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(packing, "NEIGHBOURS", neighbours)
+        whole_and_small_enough(sizes, most, seed)
+
+
+def whole_and_small_enough(sizes: list[int], most: int, seed: int) -> None:
     batches = packed(range(len(sizes)), sizes, most, random.Random(seed))
     assert sorted(itertools.chain(*batches)) == list(range(len(sizes)))
     tokens = [sum(sizes[row] for row in batch) for batch in batches]
@@ -235,14 +244,23 @@ def test_batches_have_everything_once_and_never_too_much(sizes: list[int], most:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_an_item_at_the_end_of_a_batch_fits_too(seed: int) -> None:
-    """Two parts of 60 would do for 120 tokens, were every item one token long."""
-    sizes = [19, 20, 20, 20, 20, 21]
-    batches = packed(list(range(6)), sizes, 63, random.Random(seed))
-    assert max(sum(sizes[row] for row in batch) for batch in batches) <= 63
+    """Two parts of 70 would do for 140 tokens, were every item one token long."""
+    sizes = [19, 20, 20, 20, 20, 20, 21]
+    batches = packed(list(range(7)), sizes, 84, random.Random(seed))
+    assert max(sum(sizes[row] for row in batch) for batch in batches) <= 84
+
+
+def test_what_is_alike_in_length_comes_together_and_the_order_is_left_to_chance() -> None:
+    sizes = [1 + row % 20 for row in range(2000)]
+    batches = packed(list(range(2000)), sizes, 120, random.Random(0))
+    spread = [max(sizes[row] for row in batch) - min(sizes[row] for row in batch) for batch in batches]
+    assert sum(spread) / len(spread) < 3  # 17 where they are mixed
+    means = [sum(sizes[row] for row in batch) / len(batch) for batch in batches]
+    assert means != sorted(means)
 
 
 def test_too_small_a_batch_is_refused() -> None:
-    with pytest.raises(RecipeError, match=r"data\.tokens: 20 is too few for items of up to 10 tokens; take 30"):
+    with pytest.raises(RecipeError, match=r"data\.tokens: 20 is too few for items of up to 10 tokens; take 40"):
         packed(["a"], [10], 20, random.Random(0))
 
 

@@ -119,7 +119,7 @@ def test_the_loss_of_a_packed_batch_is_that_of_a_padded_one(words: dict[str, Tok
 def test_perplexity_is_of_all_tokens_however_they_are_cut(words: dict[str, Tokenizer]) -> None:
     objective = causal(words, 8)
     items = objective.items(documents())
-    one, many = (measure(objective, items, tokens) for tokens in (10_000, 24))
+    one, many = (measure(objective, items, tokens) for tokens in (10_000, 32))
     assert one == pytest.approx(many)
     assert one["perplexity"] == pytest.approx(math.exp(one["loss"]))
 
@@ -195,6 +195,8 @@ def test_pairs_are_sentences_in_turn_and_fit(words: dict[str, Tokenizer]) -> Non
     objective = hiding(words, 16)
     items = objective.items(documents())
     assert max(map(objective.size, items)) <= 16
+    mixed = [Pair(one.first, other.second) for one in items for other in items]  # any two may come together
+    assert max(map(objective.size, mixed)) <= 16
     tokens = [token for pair in items for token in [*pair.first, *pair.second]]
     assert tokens == [token for text in TEXTS for token in objective.tokenizer.encode(text, special=False).ids]
     assert all(pair.first and pair.second for pair in items)

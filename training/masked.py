@@ -8,6 +8,7 @@ what follows the first, it is that of another pair of the batch, so a batch has 
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -56,7 +57,7 @@ class Masked:
         return [self.network, self.head, *([self.follows] if self.follows is not None else [])]
 
     def items(self, examples: Sequence[Example[Any]]) -> list[Pair]:
-        """Sentences of a document in turn, as many as there is room for; half of them are the first text."""
+        """Sentences of a document in turn, as many as there is room for on either side."""
         found = []
         for example in examples:
             texts = self.tokenizer.encode_batch(sentences(example.text), special=False, untrusted=True, offsets=False)
@@ -116,29 +117,31 @@ def told(text: Sequence[int]) -> int:
 
 
 def pairs(texts: Sequence[list[int]], room: int) -> list[Pair]:
-    """Sentences side by side up to `room` tokens, cut in two at the sentence that is nearest to the middle.
+    """Sentences in turn, no more than half of `room` on a side, so that any first text fits with any second.
 
-    A sentence alone is cut in its middle; one that there is no room for is several.
+    A sentence that there is no room for is several; a side that is left alone is cut in two.
     """
-    pieces = [text[at : at + room // 2] for text in texts for at in range(0, len(text), room // 2)]
-    found: list[Pair] = []
-    held: list[list[int]] = []
-    for piece in [*pieces, None]:
-        if held and (piece is None or sum(map(len, held)) + len(piece) > room):
-            found.append(halved(held))
-            held = []
-        held += [piece] if piece is not None else []
+    half = room // 2
+    sides: list[list[list[int]]] = []
+    for piece in (text[at : at + half] for text in texts for at in range(0, len(text), half)):
+        if not sides or sum(map(len, sides[-1])) + len(piece) > half:
+            sides.append([])
+        sides[-1].append(piece)
+    both = zip(sides[::2], sides[1::2], strict=False)
+    found = [Pair([*chain(*first)], [*chain(*second)]) for first, second in both]
+    if len(sides) % 2:
+        found.append(halved(sides[-1]))
     return [pair for pair in found if pair.first and pair.second]
 
 
 def halved(texts: list[list[int]]) -> Pair:
+    """Cut at the end of the sentence that is nearest to the middle; one alone in its middle."""
     if len(texts) == 1:
         middle = len(texts[0]) // 2
         return Pair(texts[0][:middle], texts[0][middle:])
     half = sum(map(len, texts)) / 2
     cut = min(range(1, len(texts)), key=lambda at: abs(sum(map(len, texts[:at])) - half))
-    first, second = ([token for text in some for token in text] for some in (texts[:cut], texts[cut:]))
-    return Pair(first, second)
+    return Pair([*chain(*texts[:cut])], [*chain(*texts[cut:])])
 
 
 def shuffled(items: Sequence[Pair], draw: random.Random) -> tuple[list[Pair], list[int]]:

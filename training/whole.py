@@ -115,7 +115,7 @@ def read(path: Path) -> Recipe:
 
 def smoke(recipe: Recipe) -> Recipe:
     """The same in a few seconds: a tiny network, a few steps, a few made-up texts."""
-    data = replace(recipe.data, tokens=192, context=32, words=320, validation=0.2, held_out=0.2)
+    data = replace(recipe.data, tokens=256, context=32, words=320, validation=0.2, held_out=0.2)
     plan = replace(recipe.plan, steps=SMOKE_STEPS, minutes=0.0, accumulate=1, evaluate_every=2, warm_up_steps=1)
     network = {**recipe.network, **recipe.named.smoke}
     return replace(recipe, data=data, plan=plan, network=network, threads=1)
