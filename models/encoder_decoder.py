@@ -100,8 +100,18 @@ class EncoderDecoder(nn.Module):
 
     def forward(self, sources: Ragged, targets: Ragged) -> Tensor:
         """[T, V] logits behind each row of N targets, of which the n-th is written from the n-th source."""
+        return F.linear(self.readout(sources, targets), *self.last)
+
+    def readout(self, sources: Ragged, targets: Ragged) -> Tensor:
+        """[T, W]: what `last` makes those logits of."""
         memory = self.read(sources, targets.lengths)
-        return self.logits(self.decoder(replace(targets, memory=MemoryView([memory], range(len(memory.lengths))))))
+        view = MemoryView([memory], range(len(memory.lengths)))
+        return self.scaled(self.decoder(replace(targets, memory=view)))
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor | None]:
+        """A matrix [V, W], and a bias [V] or none."""
+        return self.output.weight, self.bias
 
     def read(self, sources: Ragged, asking: Sequence[int]) -> Memory:
         """The memory of sources, at each of which so many rows will look at once."""
@@ -113,8 +123,10 @@ class EncoderDecoder(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """[T, W] to [T, V]."""
-        scaled = states if self.config.output_scale == 1.0 else states * self.config.output_scale
-        return F.linear(scaled, self.output.weight, self.bias)
+        return F.linear(self.scaled(states), *self.last)
+
+    def scaled(self, states: Tensor) -> Tensor:
+        return states if self.config.output_scale == 1.0 else states * self.config.output_scale
 
     @torch.no_grad()
     def begin(self, sources: Ragged) -> State:

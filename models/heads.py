@@ -85,9 +85,13 @@ class MaskHead(nn.Module):
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:  # noqa: ARG002 - each row is on its own
         """[M, W] to [M, V] logits."""
-        inner = self.norm(self.activation(self.dense(states.to(self.dense.weight.dtype))))
-        raw: Tensor = self.output(inner)
+        raw: Tensor = self.output(self.inner(states))
         return raw.float()
+
+    def inner(self, states: Tensor) -> Tensor:
+        """[M, W] to what `output` makes logits of, [M, W]."""
+        inner: Tensor = self.norm(self.activation(self.dense(states.to(self.dense.weight.dtype))))
+        return inner
 
     def close(self, raw: Tensor) -> Tensor:
         """[M, V] logits to probabilities."""
@@ -165,9 +169,14 @@ class SequenceHead(nn.Module):
 
     def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
         """[T, W] states of N sequences (`starts` [N + 1]) to [N, labels] scores."""
-        pooled = self.pooler(states, starts).to(self.out.weight.dtype)
-        raw: Tensor = self.out(self.norm(self.activation(self.dense(pooled))))
+        raw: Tensor = self.out(self.inner(states, starts))
         return raw.float()
+
+    def inner(self, states: Tensor, starts: Sequence[int]) -> Tensor:
+        """The same to what `out` makes scores of, [N, W]."""
+        pooled = self.pooler(states, starts).to(self.out.weight.dtype)
+        inner: Tensor = self.norm(self.activation(self.dense(pooled)))
+        return inner
 
     def close(self, raw: Tensor) -> Tensor:
         """[N, labels] scores to probabilities."""

@@ -26,6 +26,13 @@ class Seq2Seq(Protocol):
         """[T, V] logits: for each of T rows of N targets, each of which begins with `start`, those of the token behind
         it, where what stands before it is given (teacher forcing, Williams and Zipser 1989)."""
 
+    def readout(self, sources: Ragged, targets: Ragged) -> Tensor:
+        """[T, W]: what `last` makes those logits of."""
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor | None]:
+        """A matrix [V, W], and a bias [V] or none."""
+
     def begin(self, sources: Ragged) -> State:
         """What is known of N targets when their sources have been read and nothing is written."""
 

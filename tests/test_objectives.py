@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from models.ragged import Ragged
 from models.tokenizer import Tokenizer
-from training import masked, vocabulary
+from training import entropy, masked, vocabulary
 from training.causal import Causal
 from training.data import Example
 from training.masked import Masked, Pair, shuffled
@@ -142,8 +142,51 @@ def test_smoothing_spreads_the_target() -> None:
     scores, right = torch.tensor([[2.0, 0.0, -1.0]]), torch.tensor([0])
     spread = torch.tensor([[0.9 + 0.1 / 3, 0.1 / 3, 0.1 / 3]])
     expected = -(spread * scores.log_softmax(-1)).sum()
-    torch.testing.assert_close(Part(scores, right, 0.1).mean(), expected)
-    assert Part(scores, right, 0.1).told()[0] == pytest.approx(-scores.log_softmax(-1)[0, 0].item())
+    part = Part(scores, (torch.eye(3), None), right, 0.1)
+    torch.testing.assert_close(part.mean(), expected)
+    assert part.told()[0] == pytest.approx(-scores.log_softmax(-1)[0, 0].item())
+
+
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_scores_in_pieces_are_those_of_all_at_once(
+    monkeypatch: pytest.MonkeyPatch, smoothing: float, biased: bool
+) -> None:
+    """The reference: all scores, torch's cross-entropy of them, and what torch makes of both on the way back."""
+    monkeypatch.setattr(entropy, "PIECE", 3 * 7)
+    torch.manual_seed(0)
+    learned = [(4 * torch.randn(shape)).requires_grad_() for shape in ((8, 5), (7, 5), (7,))[: 2 + biased]]
+    right = torch.randint(7, (8,))
+    part = Part(learned[0], (learned[1], learned[2] if biased else None), right, smoothing)
+    scores = F.linear(*learned)
+    expected = F.cross_entropy(scores, right, label_smoothing=smoothing)
+    torch.testing.assert_close(part.mean(), expected, rtol=1e-6, atol=1e-6)
+    found, wanted = (torch.autograd.grad(3 * loss, learned) for loss in (part.mean(), expected))
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
+    loss, hits = part.told()
+    assert loss == pytest.approx(F.cross_entropy(scores, right, reduction="sum").item())
+    assert hits == int((scores.argmax(dim=-1) == right).sum())
+
+
+def test_scores_far_from_zero_have_a_loss_and_nothing_has_none() -> None:
+    far = Part(torch.tensor([[1e4, 0.0]]), (torch.eye(2), None), torch.tensor([1]))
+    assert far.mean().item() == far.told()[0] == 1e4
+    states = torch.zeros(0, 2, requires_grad=True)
+    nothing = Part(states, (torch.eye(2), None), torch.zeros(0).long())
+    nothing.mean().backward()
+    assert (nothing.mean().item(), nothing.told(), states.grad is not None) == (0.0, (0.0, 0), True)
+
+
+def test_products_in_bfloat16_have_the_losses_of_float32() -> None:
+    torch.manual_seed(0)
+    states, weight = torch.randn(6, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    right, found = torch.randint(5, (6,)), []
+    for precise in (True, False):
+        with torch.autocast("cpu", torch.bfloat16, enabled=not precise):
+            loss = Part(states, (weight, None), right).mean()
+        found.append((loss, *torch.autograd.grad(loss, (states, weight))))
+    torch.testing.assert_close(*found, rtol=0, atol=0.03)
+    assert {part.dtype for part in found[1]} == {torch.float32}
 
 
 # ---- hidden tokens
@@ -225,9 +268,13 @@ class Bag(nn.Module):
         super().__init__()
         self.table, self.out = nn.Embedding(tokens, 8), nn.Linear(8, tokens)
 
-    def forward(self, sources: Ragged, targets: Ragged) -> Tensor:
+    def readout(self, sources: Ragged, targets: Ragged) -> Tensor:
         read = torch.stack([self.table(some).mean(0) for some in torch.split(sources.tokens, sources.lengths)])
-        return self.out(self.table(targets.tokens) + read.repeat_interleave(torch.tensor(targets.lengths), 0))  # type: ignore[no-any-return]
+        return self.table(targets.tokens) + read.repeat_interleave(torch.tensor(targets.lengths), 0)  # type: ignore[no-any-return]
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor | None]:
+        return self.out.weight, self.out.bias
 
 
 def test_translations_are_told_token_by_token(words: dict[str, Tokenizer]) -> None:
@@ -244,8 +291,8 @@ def test_translations_are_told_token_by_token(words: dict[str, Tokenizer]) -> No
     assert objective.counts(items) == (sum(counts),)
     expected = sum(each.mean() * count for each, count in zip(alone, counts, strict=True)) / sum(counts)
     torch.testing.assert_close(part.mean(), expected)
-    first = network(Ragged.of([items[0].source]), Ragged.of([[1, *items[0].target[:-1]]]))
-    torch.testing.assert_close(part.scores[: counts[0]], first)
+    first = network.readout(Ragged.of([items[0].source]), Ragged.of([[1, *items[0].target[:-1]]]))
+    torch.testing.assert_close(part.states[: counts[0]], first)
 
 
 def test_dropout_is_for_learning_alone(words: dict[str, Tokenizer], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.heads import LanguageHead
 from models.ragged import Ragged
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
@@ -24,7 +25,7 @@ class Causal:
     """`limit` tokens are read at once."""
 
     network: Transformer
-    head: nn.Module
+    head: LanguageHead
     tokenizer: Tokenizer
     limit: int
 
@@ -51,9 +52,9 @@ class Causal:
 
     def parts(self, items: Sequence[list[int]], draw: random.Random) -> dict[str, Part]:  # noqa: ARG002 - no chance
         device = self.network.tokens.weight.device
-        logits = self.head(self.network(Ragged.of([item[:-1] for item in items], device=device)))
+        states = self.network(Ragged.of([item[:-1] for item in items], device=device))
         right = torch.tensor([token for item in items for token in item[1:]], device=device)
-        return {"next": Part(logits, right)}
+        return {"next": Part(states, (self.head.output.weight, None), right)}
 
     def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
         """Of tokens: cross-entropy in nats, perplexity, and the share that was the likeliest."""

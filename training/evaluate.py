@@ -5,9 +5,10 @@ It doesn't know who made the checkpoint: it is read as it is served.
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from models.checkpoint import Checkpoint, load
+from models.heads import LanguageHead, MaskHead
 from training import recipe, whole
 from training.causal import Causal
 from training.data import Example, split_by_source
@@ -44,9 +45,9 @@ def asked(checkpoint: Checkpoint, limit: int) -> Objective[Any]:
     network, head, words = checkpoint.network, checkpoint.head, checkpoint.tokenizer
     match checkpoint.task:
         case "generate":
-            return Causal(network=network, head=head, tokenizer=words, limit=limit)
+            return Causal(network=network, head=cast(LanguageHead, head), tokenizer=words, limit=limit)
         case "fill":
-            return Masked(network=network, head=head, follows=None, tokenizer=words, limit=limit)
+            return Masked(network=network, head=cast(MaskHead, head), follows=None, tokenizer=words, limit=limit)
         case "translate":
             return Translation(network=head, tokenizer=words, limit=limit)  # type: ignore[arg-type]
         case other:

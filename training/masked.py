@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from models.heads import MaskHead, SequenceHead
 from models.ragged import Ragged
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
@@ -48,8 +49,8 @@ class Masked:
     """`limit` tokens are read at once.  Without a head for what follows, hidden tokens are all that is learned."""
 
     network: Transformer
-    head: nn.Module
-    follows: nn.Module | None
+    head: MaskHead
+    follows: SequenceHead | None
     tokenizer: Tokenizer
     limit: int
 
@@ -80,10 +81,11 @@ class Masked:
         states = self.network(batch)
         rows = [start + row for start, each in zip(batch.starts, veiled, strict=False) for row in each.rows]
         right = [token for each in veiled for token in each.right]
-        hidden = self.head(states[torch.tensor(rows, device=device)], range(len(rows) + 1))
-        parts = {"hidden": Part(hidden, torch.tensor(right, device=device))}
+        hidden, last = self.head.inner(states[torch.tensor(rows, device=device)]), self.head.output
+        parts = {"hidden": Part(hidden, (last.weight, last.bias), torch.tensor(right, device=device))}
         if self.follows is not None:
-            parts["follows"] = Part(self.follows(states, batch.starts), torch.tensor(apart, device=device))
+            pooled, last = self.follows.inner(states, batch.starts), self.follows.out
+            parts["follows"] = Part(pooled, (last.weight, last.bias), torch.tensor(apart, device=device))
         return parts
 
     def veil(self, pair: Pair, draw: random.Random) -> Veiled:

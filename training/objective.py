@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from training.data import Example
+from training.entropy import Last, mean_entropy, told
 from training.packing import packed
 
 Item = TypeVar("Item")
@@ -43,23 +44,20 @@ class Objective(Protocol[Item]):
 
 @dataclass(frozen=True)
 class Part:
-    """Choices of one kind: the [M, V] scores, the [M] right ones among them, and what becomes of both."""
+    """Choices of one kind: [M, W] states, what makes [M, V] scores of them, and the [M] right ones among these."""
 
-    scores: Tensor
+    states: Tensor
+    last: Last
     right: Tensor
     smoothing: float = 0.0
 
     def mean(self) -> Tensor:
-        """The mean cross-entropy; with smoothing, the target is spread over all (Szegedy et al. 2016,
-        arXiv:1512.00567)."""
-        if not len(self.right):
-            return self.scores.sum()
-        return nn.functional.cross_entropy(self.scores.float(), self.right, label_smoothing=self.smoothing)
+        """The mean cross-entropy; with smoothing, the target is spread over all."""
+        return mean_entropy(self.states, self.last, self.right, self.smoothing)
 
     def told(self) -> tuple[float, int]:
         """The sum of the cross-entropies, without smoothing, and how many are right."""
-        loss = nn.functional.cross_entropy(self.scores.float(), self.right, reduction="sum")
-        return loss.item(), int((self.scores.argmax(dim=-1) == self.right).sum())
+        return told(self.states, self.last, self.right)
 
 
 @dataclass(frozen=True)

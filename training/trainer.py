@@ -125,7 +125,9 @@ def begun(task: Task[Batch], plan: Plan, place: Place) -> Run[Batch]:
     """A run at its beginning, or where it was saved."""
     modules, last = task.modules(), place.folder / RUN
     learned = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
-    optimizer = torch.optim.AdamW(learned.values(), lr=plan.rate, betas=plan.betas, weight_decay=plan.weight_decay)
+    optimizer = torch.optim.AdamW(
+        learned.values(), lr=plan.rate, betas=plan.betas, weight_decay=plan.weight_decay, fused=True
+    )
     kept = saved.read(last, modules, optimizer) if place.resume and last.exists() else {}
     if kept and kept["made_of"] != place.made_of:
         raise RecipeError(f"{last}: it is of a recipe that said something else; start anew, or put the recipe back")

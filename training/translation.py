@@ -63,7 +63,7 @@ class Translation:
         sources = Ragged.of([item.source for item in items], device=device)
         given = Ragged.of([[self.network.start, *item.target[:-1]] for item in items], device=device)
         right = torch.tensor([token for item in items for token in item.target], device=device)
-        return {"written": Part(self.network(sources, given), right, self.smoothing)}
+        return {"written": Part(self.network.readout(sources, given), self.network.last, right, self.smoothing)}
 
     def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
         """Of tokens, given what stands before them: cross-entropy in nats, perplexity, the share told rightly."""

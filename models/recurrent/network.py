@@ -38,8 +38,19 @@ class RecurrentTranslator(nn.Module):
         return self.config.start
 
     def forward(self, sources: Ragged, targets: Ragged) -> Tensor:
+        logits: Tensor = self.output(self.readout(sources, targets))
+        return logits
+
+    def readout(self, sources: Ragged, targets: Ragged) -> Tensor:
+        """[T, W]: what `last` makes logits of."""
         x, state = self._vectors(targets), self.begin(sources)
-        return self._logits(self.decoder.whole(x, targets.lengths, state))
+        made: Tensor = self.dropout(self.decoder.whole(x, targets.lengths, state))
+        return made
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor | None]:
+        """A matrix [V, W] and a bias [V]."""
+        return self.output.weight, self.output.bias
 
     def begin(self, sources: Ragged) -> RecurrentState:
         annotations, last = self.encoder(self._vectors(sources), sources.lengths)
@@ -47,7 +58,7 @@ class RecurrentTranslator(nn.Module):
 
     def step(self, tokens: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         features, state = self.decoder.step(self.dropout(self.tokens(tokens)), state)
-        return self._logits(self.decoder.readout(features)), state
+        return self.output(self.dropout(self.decoder.readout(features))), state
 
     def pick(self, state: RecurrentState, rows: Tensor) -> RecurrentState:
         return state.pick(rows)
@@ -66,10 +77,6 @@ class RecurrentTranslator(nn.Module):
             raise EncodingError(message)
         vectors: Tensor = self.dropout(self.tokens(batch.tokens))
         return vectors
-
-    def _logits(self, readout: Tensor) -> Tensor:
-        logits: Tensor = self.output(self.dropout(readout))
-        return logits
 
 
 def sized(config: RecurrentConfig, parameters: int) -> RecurrentConfig:

@@ -1,0 +1,79 @@
+"""Cross-entropy of choices among many words, without all of their scores in memory at once.
+
+It doesn't know whose states they are.  The one idea: what the loss asks of a row's scores follows from these scores
+alone.  So they are made some rows at a time, and what the gradient says of states and matrix is taken from them before
+they are let go (as Hsu et al. 2024, arXiv:2410.10989, and Wijmans et al. 2024, arXiv:2411.09009, do it for GPUs).
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+PIECE = 1 << 22  # scores at once, 16 MiB: few enough for a cache, rows enough for products
+Last = tuple[Tensor, Tensor | None]  # what makes scores of states: a matrix [V, W], and a bias [V] or none
+
+
+def mean_entropy(states: Tensor, last: Last, right: Tensor, smoothing: float = 0.0) -> Tensor:
+    """The mean cross-entropy of the [M] right choices by [M, W] states; 0 of none.
+
+    With `smoothing`, that share of the target is spread over all (Szegedy et al. 2016, arXiv:1512.00567).
+    """
+    loss: Tensor = Entropy.apply(states, right, smoothing, *last)  # type: ignore[no-untyped-call]
+    return loss
+
+
+def told(states: Tensor, last: Last, right: Tensor) -> tuple[float, int]:
+    """The sum of the cross-entropies, and how many of the right choices are the likeliest."""
+    loss, hits = 0.0, 0
+    for rows in pieces(len(states), len(last[0])):
+        scores = F.linear(states[rows], *last).float()
+        loss += F.cross_entropy(scores, right[rows], reduction="sum").item()
+        hits += int((scores.argmax(dim=-1) == right[rows]).sum())
+    return loss, hits
+
+
+def pieces(rows: int, words: int) -> Iterator[slice]:
+    size = max(1, PIECE // words)
+    return (slice(at, at + size) for at in range(0, rows, size))
+
+
+class Entropy(torch.autograd.Function):
+    """The gradient is taken on the way forward, and only multiplied on the way back."""
+
+    @staticmethod
+    def forward(ctx: Any, states: Tensor, right: Tensor, smoothing: float, *last: Tensor | None) -> Tensor:
+        (weight, bias), loss = last, states.new_zeros((), dtype=torch.float32)
+        assert weight is not None
+        of_states, of_weight = torch.empty_like(states), torch.zeros_like(weight)
+        of_bias = None if bias is None else torch.zeros_like(bias)
+        for rows in pieces(len(states), len(weight)):
+            x, wanted = states[rows], right[rows, None]
+            scores = F.linear(x, weight, bias).float()  # [m, V]
+            scores -= scores.amax(dim=-1, keepdim=True)
+            loss -= (1 - smoothing) * scores.gather(1, wanted).sum()
+            if smoothing:
+                loss -= smoothing * scores.mean(dim=-1).sum()
+            shares = scores.exp_()  # where they lie: memory is what this costs
+            total = shares.sum(dim=-1, keepdim=True)
+            loss += total.log().sum()
+            shares.scatter_add_(1, wanted, (smoothing - 1) * total)
+            if smoothing:
+                shares -= total * (smoothing / len(weight))
+            of_states[rows] = (shares @ weight) / total
+            of_weight.addmm_(shares.T, x / total)
+            if of_bias is not None:
+                of_bias.addmv_(shares.T, 1 / total[:, 0])
+        ctx.save_for_backward(of_states, of_weight, of_bias)
+        ctx.count = max(1, len(states))
+        loss /= ctx.count
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, given: Tensor) -> tuple[Tensor | None, ...]:
+        states, *last = (None if part is None else part * (given / ctx.count) for part in ctx.saved_tensors)
+        return states, None, None, *last
