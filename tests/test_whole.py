@@ -279,3 +279,24 @@ def test_every_package_is_named_by_its_hash() -> None:
         assert re.fullmatch(r"[0-9a-f]{64}", package.sha256)
     assert NETWORKS.keys() >= {"gpt", "bert"}
     assert write_encoder is not None
+
+
+def test_a_recipe_says_only_how_it_differs_from_its_base(tmp_path: Path) -> None:
+    base = whole.read(RECIPES / "bahdanau.toml")
+    other = whole.read(RECIPES / "luong-local.toml")
+    named = {"attention": "luong", "score": "general", "reach": "local-p"}
+    assert other.network == base.network | named
+    assert (other.data, other.plan.rate) == (base.data, base.plan.rate)
+    for name, text in {"a": 'base = "b.toml"', "b": 'base = "a.toml"', "c": 'base = "none.toml"'}.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    with pytest.raises(RecipeError, match=r"a\.toml: base: it is based on itself"):
+        whole.read(tmp_path / "a.toml")
+    with pytest.raises(RecipeError, match=r"none\.toml: cannot be read"):
+        whole.read(tmp_path / "c.toml")
+
+
+@pytest.mark.parametrize("said", ["parameters = 0", "hidden = 16"])
+def test_how_large_cells_are_is_said_in_one_way(tmp_path: Path, said: str) -> None:
+    (tmp_path / "r.toml").write_text(f'base = "{RECIPES / "bahdanau.toml"}"\n[network]\n{said}\n')
+    with pytest.raises(RecipeError, match=r"r\.toml: network: .*either how wide it is, hidden, or how many parameters"):
+        whole.read(tmp_path / "r.toml")

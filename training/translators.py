@@ -32,12 +32,12 @@ class Halves(Shape):
 
 @dataclass(frozen=True, kw_only=True)
 class Cells:
-    """A recurrent network's (models.recurrent).  With `parameters` the hidden width is what comes nearest to them."""
+    """A recurrent network's (models.recurrent): its `hidden` width, or `parameters`, to which a width comes nearest."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
     width: PositiveInt
-    hidden: PositiveInt
+    hidden: NonNegativeInt = 0
     depth: PositiveInt = 1
     parameters: NonNegativeInt = 0
     cell: Literal["gru", "lstm"] = "gru"
@@ -50,6 +50,10 @@ class Cells:
     reversed_source: bool = False
     dropout: float = 0.0
     tied: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.hidden > 0) == (self.parameters > 0):
+            raise ValueError("say either how wide it is, hidden, or how many parameters it has")
 
 
 def transformer(shape: Halves, words: Tokenizer, most: int) -> list[nn.Module]:
@@ -79,7 +83,8 @@ def transformer(shape: Halves, words: Tokenizer, most: int) -> list[nn.Module]:
 
 
 def cells(shape: Cells, words: Tokenizer, most: int) -> list[nn.Module]:
-    said: dict[str, Any] = {name: value for name, value in asdict(shape).items() if name != "parameters"}
+    said = {name: value for name, value in asdict(shape).items() if name != "parameters"}
+    said["hidden"] = shape.hidden or 2  # for both directions
     ids: dict[str, Any] = {"start": id_of(words.bos_id), "end": id_of(words.eos_id), "pad": id_of(words.pad_id)}
     config = RecurrentConfig(vocab_size=words.vocab_size, max_positions=most, **said, **ids)
     return [RecurrentTranslator(sized(config, shape.parameters) if shape.parameters else config)]
