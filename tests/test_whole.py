@@ -169,7 +169,7 @@ def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: p
         ('source = "prose"', 'source = "verse"', r"data\.source: .*'verse' is none of prose, en-de"),
         ('source = "prose"', 'source = "en-de"', r"data\.source: a network of kind 'gpt' learns from one of prose"),
         ("seed = 0", "seed = 0\nsmoothing = 0.1", "smoothing: only translations have it"),
-        ("rate = 1e-3", "rate = 1e-3\nrates = 1", r"plan\.rates"),
+        ("rate = 3e-3", "rate = 3e-3\nrates = 1", r"plan\.rates"),
     ],
 )
 def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str, tmp_
 def test_heads_share_the_width(tmp_path: Path) -> None:
     recipe = whole.read(RECIPES / "gpt.toml")
     uneven = replace(recipe, network=recipe.network | {"heads": 3})
-    with pytest.raises(RecipeError, match=r"network\.heads: 256 features cannot be shared evenly among 3"):
+    with pytest.raises(RecipeError, match=r"network\.heads: 128 features cannot be shared evenly among 3"):
         uneven.shape(tmp_path).config(300, 8, causal=True)
 
 
