@@ -220,15 +220,6 @@ def test_a_side_with_embeddings_of_its_own_is_refused_and_a_copy_is_not(made: Ma
     assert name in str(raised.value)
 
 
-def test_a_pair_of_sentencepiece_models_is_refused_with_what_to_do(made: Made, tmp_path: Path) -> None:
-    folder = edited(made("marian")[1], tmp_path / "pair")
-    (folder / "tokenizer.json").unlink()
-    (folder / "source.spm").write_bytes(b"spm")
-    (folder / "vocab.json").write_text("{}", "utf-8")
-    with pytest.raises(UnsupportedError, match=r"source\.spm, target\.spm.*put a tokenizer\.json beside them"):
-        load(str(folder))
-
-
 def test_an_encoder_alone_makes_vectors(made: Made, tmp_path: Path) -> None:
     """As sentence-transformers' encoders of this kind are saved."""
     theirs, folder = made("t5")

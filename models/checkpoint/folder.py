@@ -130,13 +130,6 @@ def sharded(path: Path) -> dict[str, Entry]:
 
 def tokenizer_of(path: Path) -> Tokenizer:
     readable = ("tokenizer.json", "vocab.txt", "vocab.json")
-    if (path / "source.spm").is_file() and not (path / "tokenizer.json").is_file():
-        raise UnsupportedError(
-            "its tokenizer is a pair of SentencePiece models (source.spm, target.spm), which are not read; put a "
-            "tokenizer.json beside them that gives a source the same tokens, as conversions of such checkpoints for "
-            "transformers.js have",
-            file=str(path),
-        )
     if (path / "tokenizer.model").is_file() and not any((path / name).is_file() for name in readable):
         raise UnsupportedError(
             "only a SentencePiece tokenizer.model; transformers' AutoTokenizer.from_pretrained(folder)"

@@ -1,8 +1,8 @@
 """The vocabulary of a checkpoint folder.  Knows the files people keep there, not what their contents do.
 
-The one idea: the first of tokenizer.json, vocab.txt and vocab.json + merges.txt that is there is the vocabulary, and
-the small files beside it (tokenizer_config.json, special_tokens_map.json, added_tokens.json) say which of its tokens
-are special and what they are for.
+The one idea: the first of tokenizer.json, vocab.txt, source.spm + vocab.json and vocab.json + merges.txt that is there
+is the vocabulary, and the small files beside it (tokenizer_config.json, special_tokens_map.json, added_tokens.json) say
+which of its tokens are special and what they are for.
 """
 
 import json
@@ -15,6 +15,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 
 from models import files
 from models.errors import CheckpointError, UnsupportedError
+from models.tokenizer import sentencepiece
 from models.tokenizer.vocabulary import (
     GPT2,
     QWEN2,
@@ -53,6 +54,7 @@ _ROBERTA = {
 _GPT2 = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
 _QWEN2 = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
 _GPT = {"unk_token": "<unk>"}
+_MARIAN = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,9 @@ def read(folder: Path) -> Vocabulary:
     elif (folder / "vocab.txt").is_file():
         settings = settings.over(_BERT)
         backend = _vocab_txt(folder, settings)
+    elif (folder / "source.spm").is_file():
+        settings = settings.over(_MARIAN)
+        backend = _source_spm(folder, settings)
     elif (folder / "vocab.json").is_file():
         merge, defaults = _class(folder, settings)
         settings = settings.over(defaults)
@@ -195,6 +200,23 @@ def _vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
     )
     backend = built(lambda: word_pieces(pieces, words), str(path))
     _mark(backend, settings, folder)
+    return backend
+
+
+def _source_spm(folder: Path, settings: _Settings) -> Tokenizer:
+    """Marian's: what a source is cut with, and the numbers that both sides' pieces have.  What is written needs no
+    model: its pieces are spelled in their names.  A source may begin with the language to write, as ">>de<<"."""
+    path, pieces = str(folder / "vocab.json"), _json(folder / "vocab.json")
+    if settings.other.get("separate_vocabs") or (folder / "target_vocab.json").is_file():
+        raise UnsupportedError("has another vocabulary for each side, and only one for both is read", file=path)
+    if not all(isinstance(index, int) for index in pieces.values()) or settings.piece("unk_token") not in pieces:
+        raise CheckpointError(f"has no number for each piece, and one for {settings.piece('unk_token')!r}", file=path)
+    model = sentencepiece.read(folder / "source.spm")
+    backend = built(lambda: sentencepiece.numbered(model, pieces, settings.piece("unk_token")), path)
+    _mark(backend, settings, folder)
+    codes = sorted(piece for piece in pieces if piece.startswith(">>") and piece.endswith("<<"))
+    backend.add_tokens([AddedToken(code, normalized=False, special=False) for code in codes])
+    surround(backend, "", settings.piece("eos_token"))
     return backend
 
 

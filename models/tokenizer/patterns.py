@@ -5,6 +5,7 @@ The library gives up a search that goes astray, by a panic, after a fraction of 
 texts is refused before it is served, and so is what makes long texts of short ones.
 """
 
+import base64
 import json
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -58,4 +59,8 @@ def _growth(step: dict[str, Any]) -> float:
             return len(content) + 1.0
         case {"type": "Prepend", "prepend": str(prepended)}:
             return 1.0 if len(prepended) <= MOST_GROWTH else len(prepended)
+        case {"type": "Precompiled", "precompiled_charsmap": str(told)}:
+            raw = base64.b64decode(told)  # the bytes of an index, the index, then what it leads to, each with a zero
+            texts = raw[4 + int.from_bytes(raw[:4], "little") :]
+            return max(1.0, *map(len, texts.split(b"\0")))
     return 1.0

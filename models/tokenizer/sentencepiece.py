@@ -1,0 +1,146 @@
+"""A SentencePiece model file (.spm), as far as a unigram vocabulary is made of it (Kudo and Richardson 2018).
+
+Knows no folder.  The file is a protocol buffer (sentencepiece_model.proto): field by field a number that says which and
+of what kind, then its value.  The one idea: of its many fields a handful say how a text is cut; what they can say that
+is not done here is refused by name.
+"""
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from models import files
+from models.errors import CheckpointError, UnsupportedError
+from models.tokenizer.vocabulary import SPACE
+
+Value = int | bytes
+PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5  # of the model
+PIECE, SCORE, KIND = 1, 2, 3  # of a piece
+NORMAL, UNKNOWN, CONTROL, UNUSED = 1, 2, 3, 5  # kinds of pieces
+MODEL_KIND, SPACE_BEHIND = 3, 24  # of the trainer
+UNIGRAM = 1
+MAP, SPACE_FIRST, ONE_SPACE, SPELLED_SPACE = 2, 3, 4, 5  # of the normalizer
+ELSEWHERE = -1e9  # the score of a character that only the other side's texts have: less likely than all, but known
+
+
+@dataclass(frozen=True)
+class Unigram:
+    """Pieces with the logarithm of how likely each is; what texts are put through first."""
+
+    scores: Mapping[str, float]
+    map: bytes
+    space_first: bool
+    one_space: bool
+
+
+def read(path: Path) -> Unigram:
+    """The model in a file.  CheckpointError if it is none, UnsupportedError if it is one of another kind."""
+    try:
+        found = Fields.of(files.content(path, files.VOCABULARY))
+        pieces = [Fields.of(each) for each in found.all(PIECES)]
+        trainer, normalizer = found.inner(TRAINER), found.inner(NORMALIZER)
+        told = [(each.text(PIECE), each.score(), each.number(KIND, NORMAL)) for each in pieces]
+        charsmap = normalizer.all(MAP)[-1:]
+    except (ValueError, IndexError, struct.error) as problem:
+        raise CheckpointError(f"is no SentencePiece model: {problem}", file=str(path)) from None
+    refused = {
+        "merges (BPE, words or characters)": trainer.number(MODEL_KIND, UNIGRAM) != UNIGRAM,
+        "spaces behind words": bool(trainer.number(SPACE_BEHIND, 0)),
+        "spaces as they are": not normalizer.number(SPELLED_SPACE, 1),
+        "pieces of bytes or of a user's own": any(kind not in (NORMAL, UNKNOWN, CONTROL, UNUSED) for *_, kind in told),
+        "a way back to other characters": bool(found.inner(DENORMALIZER).all(MAP)),
+    }
+    if wrong := [name for name, is_so in refused.items() if is_so]:
+        raise UnsupportedError(f"is a SentencePiece model with {wrong[0]}, which is not read here", file=str(path))
+    scores = {piece: score for piece, score, kind in told if kind == NORMAL}
+    first, one = (bool(normalizer.number(field, 1)) for field in (SPACE_FIRST, ONE_SPACE))
+    return Unigram(scores, b"".join(charsmap), first, one)
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of a message by their numbers, each as often as it occurs."""
+
+    values: Mapping[int, list[Value]]
+
+    @classmethod
+    def of(cls, raw: Value) -> "Fields":
+        """ValueError, IndexError or struct.error if it is no message."""
+        if isinstance(raw, int):
+            raise ValueError("a number stands where a message belongs")
+        found: dict[int, list[Value]] = {}
+        for number, value in fields(raw):
+            found.setdefault(number, []).append(value)
+        return cls(found)
+
+    def all(self, number: int) -> list[bytes]:
+        return [value for value in self.values.get(number, []) if isinstance(value, bytes)]
+
+    def inner(self, number: int) -> "Fields":
+        return Fields.of(b"".join(self.all(number)))  # messages in pieces are one, says the format
+
+    def number(self, number: int, default: int) -> int:
+        [*_, last] = [default, *(value for value in self.values.get(number, []) if isinstance(value, int))]
+        return last
+
+    def text(self, number: int) -> str:
+        return self.all(number)[-1].decode()
+
+    def score(self) -> float:
+        """0 where none is written, as for all defaults."""
+        [*_, last] = [bytes(4), *self.all(SCORE)]
+        value: float = struct.unpack("<f", last)[0]
+        return value
+
+
+def fields(raw: bytes) -> Iterator[tuple[int, Value]]:
+    """Each field's number and value: a number, or bytes, whatever they are of."""
+    at = 0
+    while at < len(raw):
+        key, at = varint(raw, at)
+        kind = key & 7
+        if kind == 0:
+            value, at = varint(raw, at)
+            yield key >> 3, value
+            continue
+        if kind not in (1, 2, 5):
+            raise ValueError(f"a field of kind {kind} at byte {at}")
+        length, at = varint(raw, at) if kind == 2 else (8 if kind == 1 else 4, at)
+        if at + length > len(raw):
+            raise ValueError(f"it ends within a field, at byte {at}")
+        yield key >> 3, raw[at : at + length]
+        at += length
+
+
+def varint(raw: bytes, at: int) -> tuple[int, int]:
+    """A number in base 128, its last digit first, and where it ends."""
+    value = 0
+    for place in range(10):
+        value |= (raw[at + place] & 127) << 7 * place
+        if raw[at + place] < 128:
+            return value, at + place + 1
+    raise ValueError(f"a number without an end at byte {at}")
+
+
+def numbered(model: Unigram, ids: Mapping[str, int], unknown: str) -> Tokenizer:
+    """A tokenizer that cuts texts as the model does, where a vocabulary beside it numbers the pieces of both sides.
+
+    A piece that the model lacks is written, and read where it is one character: SentencePiece leaves such alone, and
+    then its number is looked up.
+    """
+    pieces = sorted(ids, key=ids.__getitem__)
+    if [ids[piece] for piece in pieces] != list(range(len(pieces))):
+        raise ValueError("its numbers are not those from 0 on")
+    scored = [(piece, model.scores.get(piece, ELSEWHERE * max(1, len(piece)))) for piece in pieces]
+    backend = Tokenizer(models.Unigram(scored, unk_id=ids[unknown], byte_fallback=False))
+    steps: list[normalizers.Normalizer] = [normalizers.Precompiled(model.map)] if model.map else []
+    if model.one_space:
+        steps += [normalizers.Strip(), normalizers.Replace(Regex(" {2,}"), " ")]
+    backend.normalizer = normalizers.Sequence(steps)
+    scheme = "always" if model.space_first else "never"
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement=SPACE, prepend_scheme=scheme, split=True)
+    backend.decoder = decoders.Metaspace(replacement=SPACE, prepend_scheme="always", split=True)
+    return backend
