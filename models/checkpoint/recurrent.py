@@ -13,7 +13,6 @@ from pathlib import Path
 import orjson
 import torch
 from safetensors.torch import save as packed
-from torch import nn
 
 from models.checkpoint.description import Description, Head, Unfilled, listed
 from models.checkpoint.folder import SINGLE, tensors_of
@@ -31,7 +30,7 @@ NAMES = {field.name: WORLDWIDE.get(field.name, field.name) for field in fields(R
 
 
 def save(folder: Path, network: RecurrentTranslator, tokenizer_file: Path) -> None:
-    """A folder that `load` reads; config.json comes last: without it a folder is no checkpoint."""
+    """A folder like any that is loaded; config.json comes last: without it a folder is no checkpoint."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: each.detach().to("cpu", torch.float32).contiguous() for name, each in network.named_parameters()}
     (folder / SINGLE).write_bytes(packed(tensors, metadata={"format": "pt"}))
@@ -40,27 +39,6 @@ def save(folder: Path, network: RecurrentTranslator, tokenizer_file: Path) -> No
     described = {NAMES[name]: value for name, value in asdict(network.config).items()}
     whole = {"model_type": KIND, "architectures": [ARCHITECTURE], "dtype": "float32", **described}
     (folder / "config.json").write_bytes(orjson.dumps(whole, option=orjson.OPT_INDENT_2) + b"\n")
-
-
-def load(
-    folder: Path, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
-) -> tuple[RecurrentTranslator, Tokenizer]:
-    """The network, not in training, and its tokenizer.  CheckpointError names the file and the tensor at fault."""
-    file = folder / "config.json"
-    config = config_of(str(file), read_json(file))
-    tokenizer = Tokenizer.from_folder(folder)
-    if tokenizer.vocab_size > config.vocab_size:
-        message = f"it knows {tokenizer.vocab_size} tokens, {file} says that the network knows {config.vocab_size}"
-        raise CheckpointError(message, file=str(folder))
-    entries = tensors_of(folder)
-    network = blank(str(file), config, entries)
-    for name, entry in sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)):
-        owner, _, leaf = name.rpartition(".")
-        parameter = nn.Parameter(entry.read(dtype, torch.device(device)))
-        network.get_submodule(owner).register_parameter(leaf, parameter)
-    if config.tied:
-        network.output.weight = network.tokens.weight
-    return network.eval(), tokenizer
 
 
 def is_recurrent(folder: Path) -> bool:
@@ -72,7 +50,11 @@ def describe(folder: Path) -> Description:
     """All about it but its numbers, as of any folder that is served."""
     file = folder / "config.json"
     config, entries = config_of(str(file), read_json(file)), tensors_of(folder)
-    blank(str(file), config, entries)
+    tokenizer = Tokenizer.from_folder(folder)
+    if tokenizer.vocab_size > config.vocab_size:
+        message = f"it knows {tokenizer.vocab_size} tokens, {file} says that the network knows {config.vocab_size}"
+        raise CheckpointError(message, file=str(folder))
+    refuse_misfits(str(file), config, entries)
     alike = ModelConfig(
         vocab_size=config.vocab_size,
         width=config.hidden,
@@ -93,7 +75,7 @@ def describe(folder: Path) -> Description:
         head=Head("translate", lambda network: network, configs=(writes,), writing=how),
         entries=entries,
         translate=lambda name, tensor: [(name, tensor)],
-        tokenizer=Tokenizer.from_folder(folder),
+        tokenizer=tokenizer,
         max_tokens=config.max_positions,
         make=partial(RecurrentTranslator, config),
     )
@@ -116,8 +98,8 @@ def config_of(file: str, said: Json) -> RecurrentConfig:
         raise CheckpointError(f"{NAMES[ours]} {wrong}", file=file) from None
 
 
-def blank(file: str, config: RecurrentConfig, entries: Mapping[str, Entry]) -> RecurrentTranslator:
-    """The network with shapes and no memory; CheckpointError unless the entries are exactly what it wants."""
+def refuse_misfits(file: str, config: RecurrentConfig, entries: Mapping[str, Entry]) -> None:
+    """CheckpointError unless the entries are exactly what the network wants."""
     if config.depth > len(entries):
         message = f"it describes {config.depth} layers, but the files hold {len(entries)} tensors"
         raise CheckpointError(message, file=file)
@@ -136,4 +118,3 @@ def blank(file: str, config: RecurrentConfig, entries: Mapping[str, Entry]) -> R
             message = f"its shape is {list(entry.shape)}, but config.json asks for {list(shapes[name])}"
             raise CheckpointError(message, file=str(entry.file), tensor=name)
         readable(entry)
-    return network
