@@ -16,6 +16,7 @@ from models.tokenizer import Tokenizer
 from training import entropy, masked, vocabulary
 from training.causal import Causal
 from training.data import Example
+from training.dropout import thinned
 from training.masked import Masked, Pair, shuffled
 from training.networks import encoder, generator
 from training.objective import Part, Practice, measure
@@ -293,6 +294,19 @@ def test_translations_are_told_token_by_token(words: dict[str, Tokenizer]) -> No
     torch.testing.assert_close(part.mean(), expected)
     first = network.readout(Ragged.of([items[0].source]), Ragged.of([[1, *items[0].target[:-1]]]))
     torch.testing.assert_close(part.states[: counts[0]], first)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_dropout_leaves_a_share_out_and_makes_the_rest_larger(share: float) -> None:
+    x = torch.ones(333, 301, requires_grad=True)
+    thin = thinned(x, share)
+    assert set(thin.flatten().tolist()) == {0.0, torch.tensor(1 / (1 - share)).item()}
+    by_place = (thin == 0).flatten()[:100_000].view(-1, 4).float().mean(dim=0)  # of each draw
+    assert by_place.tolist() == pytest.approx([share] * 4, abs=0.02)
+    assert not torch.equal(thin, thinned(x, share))
+    thin.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad, thin)
 
 
 def test_dropout_is_for_learning_alone(words: dict[str, Tokenizer], tmp_path: Path) -> None:
