@@ -87,10 +87,10 @@ def machine() -> str:
     )
 
 
-def report(name: str, ours: Sequence[float], theirs: Sequence[float], unit: str) -> float:
+def report(name: str, ours: Sequence[float], theirs: Sequence[float], unit: str, other: str = "transformers") -> float:
     """Print medians and ranges of interleaved rounds, and the median of the pairwise ratios, which is returned."""
     ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
-    for who, values in (("polyhead", ours), ("transformers", theirs)):
+    for who, values in (("polyhead", ours), (other, theirs)):
         middle = statistics.median(values)
         spread = f"({min(values):.1f} to {max(values):.1f}, {len(values)} rounds)"
         print(f"{name:34s} {who:13s} {middle:9.1f} {unit}   {spread}")

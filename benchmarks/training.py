@@ -1,18 +1,19 @@
 """Training tokens a second: packed batches against padded ones, the same network, the same texts, the same steps.
 
-    python -m benchmarks.training [--rounds 5] [--steps 4] [--threads 1] [--data runs/downloads]
+    python -m benchmarks.training [gpt] [transformer] [bahdanau] [--rounds 5] [--steps 4] [--threads 1]
+                                  [--data runs/downloads]
 
-First paragraphs of articles (20 to 250 tokens) in batches of about as many tokens, mixed as they come.  A generator as
-in training/recipes/gpt.toml against transformers' Trainer, which pads each batch to its longest text, also with its
-batches of like lengths (`group_by_length`).  Tokens are those of texts, padding is none; seconds are the processor's,
-so that neighbours don't count.  Rounds alternate.
+As in training/recipes, whose names they have: a generator of first paragraphs of articles (20 to 250 tokens), and the
+two translators of English to German (some 20 tokens a pair), in batches of about as many tokens.  Against them
+transformers' Trainer and, where it has no such network, a plain loop of torch, both of which pad each batch to its
+longest text; once of mixed lengths, once of like ones, as ours are (benchmarks.training_peers).  Tokens are those of
+texts, padding is none; seconds are the processor's, so that neighbours don't count.  Rounds alternate.
 """
 
 import argparse
-import random
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -22,19 +23,23 @@ import torch
 import transformers
 
 from benchmarks.serving import machine, report
+from benchmarks.training_peers import Batches, Plain, Recurrent, Theirs, Translated, generated
 from models.tokenizer import Tokenizer
 from training import vocabulary, whole
 from training.causal import Causal
 from training.networks import generator
-from training.objective import Batch, Practice
+from training.objective import Batch, Objective, Practice
+from training.packing import NEIGHBOURS
 from training.plan import Plan
 from training.prose import leads
 from training.shape import Shape
 from training.trainer import Place, begun, step
+from training.translators import Cells, Halves
 
 TOKENS, CONTEXT, WORDS = 4096, 256, 8000
 PLAN = Plan(epochs=1, rate=1e-4, schedule="constant")
-RECIPE = Path(whole.__file__).parent / "recipes" / "gpt.toml"
+RECIPES = Path(whole.__file__).parent / "recipes"
+Run = Callable[[int], float]  # so many steps: tokens a second
 
 
 @dataclass
@@ -56,60 +61,14 @@ class Ours:
         return tokens / (time.process_time() - began)
 
 
-def padded(features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    """Texts beside each other, each as long as the longest."""
-    longest = max(len(feature["input_ids"]) for feature in features)
-    ids, seen = torch.zeros(len(features), longest).long(), torch.zeros(len(features), longest).long()
-    labels = torch.full((len(features), longest), -100)
-    for row, feature in enumerate(features):
-        tokens = torch.tensor(feature["input_ids"])
-        ids[row, : len(tokens)], labels[row, : len(tokens)], seen[row, : len(tokens)] = tokens, tokens, 1
-    return {"input_ids": ids, "attention_mask": seen, "labels": labels}
+def practice(objective: Objective[Any], items: list[Any]) -> Practice[Any]:
+    """Of batches of about TOKENS in the mean: the largest may have an item more, and a little."""
+    longest = max(map(objective.size, items))
+    most = TOKENS + longest + -(-longest // NEIGHBOURS)
+    return Practice(objective=objective, train=items, validation=[], tokens=most, seed=0)
 
 
-@dataclass
-class Theirs:
-    """transformers' Trainer, as many texts a batch as make as many tokens in the mean."""
-
-    model: transformers.PreTrainedModel
-    items: list[list[int]]
-    folder: Path
-    like: bool = False
-
-    def __call__(self, steps: int) -> float:
-        count = TOKENS * len(self.items) // sum(map(len, self.items))
-        seed = random.randrange(1 << 30)
-        arguments = transformers.TrainingArguments(
-            str(self.folder),
-            per_device_train_batch_size=count,
-            max_steps=steps,
-            learning_rate=PLAN.rate,
-            use_cpu=True,
-            save_strategy="no",
-            logging_strategy="no",
-            report_to=[],
-            disable_tqdm=True,
-            seed=seed,
-            remove_unused_columns=False,
-            dataloader_pin_memory=False,
-            **({"train_sampling_strategy": "group_by_length"} if self.like else {}),
-        )
-        told = 0
-
-        def collate(features: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
-            nonlocal told
-            told += sum(len(feature["input_ids"]) - 1 for feature in features)
-            return padded(features)
-
-        texts = [{"input_ids": item} for item in self.items]
-        trainer = transformers.Trainer(self.model, arguments, train_dataset=texts, data_collator=collate)
-        trainer.remove_callback(transformers.PrinterCallback)
-        began = time.process_time()
-        trainer.train()
-        return told / (time.process_time() - began)
-
-
-def compare(name: str, ours: Ours, theirs: dict[str, Callable[[int], float]], rounds: int, steps: int) -> None:
+def compare(name: str, ours: Run, theirs: dict[str, Run], rounds: int, steps: int) -> None:
     """Rounds of so many steps, in turn; the first of each is not counted."""
     mine: list[float] = []
     others: dict[str, list[float]] = {other: [] for other in theirs}
@@ -118,15 +77,20 @@ def compare(name: str, ours: Ours, theirs: dict[str, Callable[[int], float]], ro
         for other, run in theirs.items():
             others[other] += [run(steps)][: number > 0]
     for other, found in others.items():
-        report(f"{name}, against {other}", mine, found, "tokens/s")
+        report(f"{name}, against {other}", mine, found, "tokens/s", "padded")
 
 
-def generating(folder: Path, data: Path, rounds: int, steps: int) -> None:
+def both(made: Callable[[Batches], Run], items: list[dict[str, list[int]]], name: str) -> dict[str, Run]:
+    """Padded batches of mixed lengths and of like ones."""
+    return {f"{name}, {kind}": made(Batches(items, TOKENS, kind == "like")) for kind in ("mixed", "like")}
+
+
+def generating(folder: Path, data: Path) -> tuple[Run, dict[str, Run]]:
     texts = list(leads(data))
     vocabulary.write_generator([example.text for example in texts], WORDS, folder / "words")
     words = Tokenizer.from_folder(folder / "words")
-    recipe = whole.read(RECIPE)
-    shape: Shape = recipe.shape(RECIPE)
+    recipe = RECIPES / "gpt.toml"
+    shape: Shape = whole.read(recipe).shape(recipe)
     network, head = generator(shape, words, CONTEXT)
     objective = Causal(network=network, head=head, tokenizer=words, limit=CONTEXT)  # type: ignore[arg-type]
     items = objective.items(texts)
@@ -141,16 +105,58 @@ def generating(folder: Path, data: Path, rounds: int, steps: int) -> None:
         attn_pdrop=0.0,
     )
     model = transformers.GPT2LMHeadModel(config)
-    task = Practice(objective=objective, train=items, validation=[], tokens=TOKENS + 2 * CONTEXT, seed=0)
-    theirs = {
-        "transformers' Trainer": Theirs(model, items, folder / "theirs"),
-        "transformers' Trainer, like lengths": Theirs(model, items, folder / "theirs", like=True),
-    }
-    compare("a GPT of the recipe", Ours(task, folder / "ours"), theirs, rounds, steps)
+    task = practice(objective, items)
+    told = [{"source": [], "target": item[1:]} for item in items]
+    return Ours(task, folder / "ours"), both(
+        lambda batches: Theirs(model, batches, generated, PLAN, folder / "theirs"), told, "transformers' Trainer"
+    )
+
+
+def translating(name: str, folder: Path, data: Path) -> tuple[Run, dict[str, Run]]:
+    recipe = whole.read(RECIPES / f"{name}.toml")
+    course = whole.prepared(recipe, folder, data, quick=False, again=False)
+    longest = recipe.data.context
+    task = practice(course.objective, course.items["train"])
+    items, words = [vars(item) for item in task.train], course.vocabulary
+    assert words.bos_id is not None
+    assert words.pad_id is not None
+    collate, smoothing = Translated(words.bos_id, words.pad_id), recipe.smoothing
+    shape = recipe.shape(RECIPES / f"{name}.toml")
+    if isinstance(shape, Cells):
+        network = Recurrent(words.vocab_size, shape.width, shape.hidden, shape.dropout)
+        peers = both(lambda batches: Plain(network, batches, collate, PLAN, smoothing), items, "a plain loop")
+    else:
+        model = marian(shape, words, longest)
+        peers = both(
+            lambda batches: Theirs(model, batches, collate, PLAN, folder / "theirs", smoothing),
+            items,
+            "transformers' Trainer",
+        )
+    return Ours(task, folder / "ours"), peers
+
+
+def marian(shape: Halves, words: Tokenizer, longest: int) -> transformers.PreTrainedModel:
+    """The same network there: norms behind sums, positions by sines, one matrix for all tokens."""
+    halves = {"layers": shape.depth, "attention_heads": shape.heads, "ffn_dim": shape.mlp_width or 4 * shape.width}
+    config = transformers.MarianConfig(
+        vocab_size=words.vocab_size,
+        d_model=shape.width,
+        max_position_embeddings=longest,
+        activation_function="relu",
+        dropout=shape.dropout,
+        scale_embedding=True,
+        pad_token_id=words.pad_id,
+        eos_token_id=words.eos_id,
+        forced_eos_token_id=words.eos_id,
+        decoder_start_token_id=words.bos_id,
+        **{f"{half}_{name}": value for half in ("encoder", "decoder") for name, value in halves.items()},
+    )
+    return transformers.MarianMTModel(config)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("recipes", nargs="*", default=["gpt", "transformer", "bahdanau"])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--threads", type=int, default=1)
@@ -158,8 +164,11 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(chosen.threads)
     print(machine())
-    with tempfile.TemporaryDirectory() as folder:
-        generating(Path(folder), chosen.data, chosen.rounds, chosen.steps)
+    for name in chosen.recipes:
+        with tempfile.TemporaryDirectory() as folder:
+            place = Path(folder)
+            made = generating(place, chosen.data) if name == "gpt" else translating(name, place, chosen.data)
+            compare(f"the network of {name}.toml", *made, chosen.rounds, chosen.steps)
 
 
 if __name__ == "__main__":
