@@ -123,7 +123,8 @@ def translating(name: str, folder: Path, data: Path) -> tuple[Run, dict[str, Run
     collate, smoothing = Translated(words.bos_id, words.pad_id), recipe.smoothing
     shape = recipe.shape(RECIPES / f"{name}.toml")
     if isinstance(shape, Cells):
-        network = Recurrent(words.vocab_size, shape.width, shape.hidden, shape.dropout)
+        hidden = course.objective.network.config.hidden
+        network = Recurrent(words.vocab_size, shape.width, hidden, shape.dropout)
         peers = both(lambda batches: Plain(network, batches, collate, PLAN, smoothing), items, "a plain loop")
     else:
         model = marian(shape, words, longest)
