@@ -221,7 +221,7 @@ def learned(folder: Path, out: Path) -> recipe.Result:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return recipe.learn(tiny_recipe(), folder, split, LABELS, Place(out))
+        return recipe.learn(tiny_recipe(), folder, split, Corpus([], LABELS), Place(out))
     finally:
         torch.set_num_threads(threads)
 
@@ -266,11 +266,11 @@ def test_a_rerun_is_the_same_to_the_byte(run: tuple[recipe.Result, Path], tiny_e
 
 def test_peft_reads_the_same_probabilities(run: tuple[recipe.Result, Path], tiny_embedder: Path) -> None:
     result, _ = run
-    ours = load(f"{tiny_embedder}+{result.adapter}")
+    ours = load(f"{tiny_embedder}+{result.made}")
     assert ours.task == "classify"
     assert ours.labels == LABELS
     base = BertForSequenceClassification.from_pretrained(tiny_embedder, num_labels=2)
-    theirs = PeftModel.from_pretrained(base, str(result.adapter)).eval()
+    theirs = PeftModel.from_pretrained(base, str(result.made)).eval()
     for text in ("the quick good fox", "too long, far too bad", "money"):
         ids = ours.tokenizer.encode(text).ids
         batch = Ragged.of([ids])
@@ -319,13 +319,13 @@ def test_an_architecture_of_another_family_is_refused(tiny_embedder: Path, tmp_p
     with pytest.raises(
         RecipeError, match=r"'RobertaForSequence.*can classify; there are: BertForSequenceClassification"
     ):
-        recipe.learn(wrong, tiny_embedder, split, LABELS, Place(tmp_path))
+        recipe.learn(wrong, tiny_embedder, split, Corpus([], LABELS), Place(tmp_path))
 
 
 def test_a_text_that_is_too_long_is_not_cut(tiny_embedder: Path, tmp_path: Path) -> None:
     split = Split([example("good " * checkpoints.POSITIONS, "9")], separable(4, 1), separable(4, 2))
     with pytest.raises(RecipeError, match=r"data\.most_tokens: \d+ tokens, at most 256.*'good good"):
-        recipe.learn(tiny_recipe(), tiny_embedder, split, LABELS, Place(tmp_path))
+        recipe.learn(tiny_recipe(), tiny_embedder, split, Corpus([], LABELS), Place(tmp_path))
 
 
 # ---- what is shipped

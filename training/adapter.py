@@ -20,7 +20,7 @@ from training.errors import RecipeError
 from training.lora import LoraLinear, LowRank
 
 WEIGHTS = "adapter_model.safetensors"
-TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS"}  # PEFT's words for what a head does
+TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}  # PEFT's words for what a head does
 HEADS = (
     "{prefix}.pooler.dense",
     "{prefix}.pooler",
@@ -31,6 +31,7 @@ HEADS = (
     "head.dense",
     "head.norm",
     "score",
+    "qa_outputs",
 )
 
 
@@ -65,7 +66,7 @@ def save(adapter: Adapter, folder: Path, dtype: torch.dtype = torch.float16) -> 
     folder.mkdir(parents=True, exist_ok=True)
     (folder / WEIGHTS).write_bytes(serialized(kept, metadata={"format": "pt"}))
     write_json(folder / "adapter_config.json", peft_config(adapter, [body[name] for name in adapter.layers], saved))
-    write_json(folder / "config.json", labels_config(adapter))
+    write_json(folder / "config.json", labels_config(adapter.architecture, spec.kind, adapter.labels))
 
 
 def head_spec(family: Family, architecture: str, kind: str) -> HeadSpec:
@@ -129,14 +130,13 @@ def peft_config(adapter: Adapter, targets: list[str], saved: list[str]) -> dict[
     }
 
 
-def labels_config(adapter: Adapter) -> dict[str, object]:
-    """What the adapter changes in the base's config.json."""
-    config: dict[str, object] = {
-        "architectures": [adapter.architecture],
-        "id2label": {str(index): label for index, label in enumerate(adapter.labels)},
-        "label2id": {label: index for index, label in enumerate(adapter.labels)},
-    }
-    if FAMILIES[adapter.family].heads[adapter.architecture].kind == "classify" and len(adapter.labels) > 1:
+def labels_config(architecture: str, kind: str, labels: Sequence[str]) -> dict[str, object]:
+    """What a new head changes in the base's config.json."""
+    config: dict[str, object] = {"architectures": [architecture]}
+    if kind != "span":  # what a span begins and ends with has no name
+        config["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        config["label2id"] = {label: index for index, label in enumerate(labels)}
+    if kind == "classify" and len(labels) > 1:
         config["problem_type"] = "single_label_classification"
     return config
 

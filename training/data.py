@@ -19,10 +19,10 @@ WORD = re.compile(r"\w+(?:'\w+)*")
 
 @dataclass(frozen=True)
 class Example(Generic[Answer]):
-    """A text, what is to be learned of it, and where it is from: `source` names the document, `subjects` what it is
-    about."""
+    """A text or a pair of them (first, second), what is to be learned of it, and where it is from: `source` names the
+    document, `subjects` what it is about."""
 
-    text: str
+    text: Any  # a str or a tuple of two; each lesson knows which it has
     label: Answer
     domain: str
     source: str
@@ -34,12 +34,14 @@ class Corpus(Generic[Answer]):
     """All examples of a source, and the labels that they are given.
 
     `alike`: whether texts in nearly the same words belong together, as mails of one sender do.  They do not where short
-    sentences recur by themselves: all documents would be one.
+    sentences recur by themselves: all documents would be one.  `left_out`: of how many texts there is no example,
+    since nothing is to be learned of them.
     """
 
     examples: list[Example[Answer]]
     labels: tuple[str, ...]
     alike: bool = True
+    left_out: int = 0
 
 
 @dataclass(frozen=True)
@@ -104,13 +106,17 @@ def groups(examples: Sequence[Example[Any]], alike: bool = True, threshold: floa
         for key in [(example.domain, example.source), *(("subject", subject) for subject in example.subjects)]:
             sets.join(index, first.setdefault(key, index))
     if alike:
-        for one, other in near_duplicates([example.text for example in examples], threshold):
+        for one, other in near_duplicates([joined(example.text) for example in examples], threshold):
             sets.join(one, other)
     names: dict[int, str] = {}
     for index, example in enumerate(examples):
         name, root = f"{example.domain} {example.source}", sets.find(index)
         names[root] = min(name, names.get(root, name))
     return [names[sets.find(index)] for index in range(len(examples))]
+
+
+def joined(text: str | tuple[str, str]) -> str:
+    return text if isinstance(text, str) else "\n".join(text)
 
 
 def share(group: str) -> float:

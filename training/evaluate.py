@@ -19,6 +19,7 @@ from training.objective import Objective, measure
 from training.quality import quality
 from training.sources import SOURCES, TEXTS
 from training.translation import Translation
+from training.trunk import trunk_folder
 
 BATCHES = 16  # as many tokens as so many of the longest texts
 
@@ -72,14 +73,14 @@ def texts(what: Path, folder: Path) -> Sequence[Example[Any]]:
     return [Example(ours, theirs, "file", ours) for ours, theirs in pairs]
 
 
-def of_adapter(adapter: Path, what: Path) -> dict[str, float]:
-    """Of an adapter of the recipe's trunk."""
+def of_task(folder: Path, what: Path) -> dict[str, float]:
+    """Of what a recipe made of its trunk: an adapter, or the whole of it."""
     read = recipe.read(what)
-    downloads = adapter.absolute().parent.parent / "downloads"
-    folder = recipe.trunk_folder(read.trunk, what.parent, downloads)
+    runs = folder.absolute().parent.parent
     source = SOURCES[read.data.source]
-    corpus = source.corpus(downloads)
-    merged, lesson = load(f"{folder}+{adapter}"), source.lesson(corpus.labels)
-    reader = recipe.reader(read.data, merged)
+    corpus = source.corpus(runs / "downloads")
+    trunk = f"{trunk_folder(read.trunk, what.parent, runs)}+" if read.lora else ""
+    served, lesson = load(f"{trunk}{folder}"), source.lesson(corpus.labels)
+    reader = recipe.reader(read.data, served)
     items = lesson.items(recipe.divide(read.data, corpus).held_out, reader)
-    return measure_lesson(lesson, merged.network, merged.head, reader, items)
+    return measure_lesson(lesson, served.network, served.head, reader, items)

@@ -1,12 +1,13 @@
 """Networks that were made here, written as the folders that others know: config.json, weights under their names.
 
-It doesn't know how they were learned.  The one idea: a table of names from ours to theirs, "{n}" the number of a block;
-what the world keeps transposed or as one is said beside it.  The way back is models.architectures', which a test holds
-against this.
+It doesn't know how they were learned.  The one idea: a table of names from ours to theirs for a family's body, and one
+for each head it may have; "{n}" is the number of a block.  What the world keeps transposed or as one is said beside it.
+The way back is models.architectures', which tests hold against this.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from models.config import EncoderDecoderConfig, ModelConfig
 from models.encoder_decoder import EncoderDecoder
+from models.transformer import Transformer
 
 GPT = {
     "tokens": "transformer.wte",
@@ -48,6 +50,17 @@ BERT_HIDDEN = {
     "output": "cls.predictions",
 }
 BERT_FOLLOWS = {"dense": "bert.pooler.dense", "out": "cls.seq_relationship"}
+BERT_HEADS: Mapping[str, tuple[Mapping[str, str], ...]] = {
+    "BertModel": (),
+    "BertForPreTraining": (BERT_HIDDEN, BERT_FOLLOWS),
+    "BertForSequenceClassification": ({"dense": "bert.pooler.dense", "out": "classifier"},),
+    "BertForTokenClassification": ({"out": "classifier"},),
+    "BertForQuestionAnswering": ({"out": "qa_outputs"},),
+}
+GPT_HEADS: Mapping[str, tuple[Mapping[str, str], ...]] = {
+    "GPT2LMHeadModel": ({},),  # its matrix is that of the tokens
+    "GPT2ForSequenceClassification": ({"out": "score"},),
+}
 
 HALF = {
     "blocks.{n}.attention.query": "layers.{n}.self_attn.q_proj",
@@ -78,18 +91,20 @@ def theirs(module: nn.Module, names: Mapping[str, str], depth: int = 1) -> Itera
                     yield f"{name.format(n=n)}.{kind}", tensors[key]
 
 
-def write_generator(network: nn.Module, config: ModelConfig, end: int, folder: Path) -> None:
-    """As transformers' GPT2LMHeadModel: query, key and value are one matrix, and matrices are transposed."""
+def gpt_body(network: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
+    """Query, key and value are one matrix, and matrices are transposed."""
     tensors = dict(theirs(network, GPT, config.depth))
     state = network.state_dict()
     for n in range(config.depth):
         for kind in ("weight", "bias"):
             parts = [state[f"blocks.{n}.attention.{part}.{kind}"] for part in ("query", "key", "value")]
             tensors[f"transformer.h.{n}.attn.c_attn.{kind}"] = torch.cat(parts)
-    turned = {name: each.t() if name.endswith(GPT_TRANSPOSED) else each for name, each in tensors.items()}
-    described = {
+    return {name: each.t() if name.endswith(GPT_TRANSPOSED) else each for name, each in tensors.items()}
+
+
+def gpt_config(config: ModelConfig) -> dict[str, Any]:
+    return {
         "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
         "vocab_size": config.vocab_size,
         "n_positions": config.max_positions,
         "n_embd": config.width,
@@ -98,22 +113,17 @@ def write_generator(network: nn.Module, config: ModelConfig, end: int, folder: P
         "n_inner": config.mlp_width,
         "activation_function": "gelu_new",
         "layer_norm_epsilon": config.norm_eps,
-        "bos_token_id": end,
-        "eos_token_id": end,
         "tie_word_embeddings": True,
     }
-    write(folder, turned, described)
 
 
-def write_encoder(modules: Sequence[nn.Module], config: ModelConfig, folder: Path) -> None:
-    """As transformers' BertForPreTraining: a network, what tells hidden tokens, what tells whether texts follow."""
-    network, hidden, follows = modules
-    tensors = dict(theirs(network, BERT, config.depth))
-    tensors |= dict(theirs(hidden, BERT_HIDDEN)) | dict(theirs(follows, BERT_FOLLOWS))
-    del tensors["cls.predictions.weight"]  # the matrix of the tokens
-    described = {
+def bert_body(network: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
+    return dict(theirs(network, BERT, config.depth))
+
+
+def bert_config(config: ModelConfig) -> dict[str, Any]:
+    return {
         "model_type": "bert",
-        "architectures": ["BertForPreTraining"],
         "vocab_size": config.vocab_size,
         "max_position_embeddings": config.max_positions,
         "hidden_size": config.width,
@@ -126,7 +136,34 @@ def write_encoder(modules: Sequence[nn.Module], config: ModelConfig, folder: Pat
         "pad_token_id": 0,
         "tie_word_embeddings": True,
     }
-    write(folder, tensors, described)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a family writes a body, and what it calls the modules of each head; `config` describes one made here."""
+
+    body: Callable[[nn.Module, ModelConfig], dict[str, Tensor]]
+    heads: Mapping[str, tuple[Mapping[str, str], ...]]
+    config: Callable[[ModelConfig], dict[str, Any]]
+
+
+FORMS: Mapping[str, Form] = {
+    "bert": Form(bert_body, BERT_HEADS, bert_config),
+    "gpt2": Form(gpt_body, GPT_HEADS, gpt_config),
+}
+
+
+def write_network(
+    form: Form, architecture: str, modules: Sequence[nn.Module], folder: Path, said: Mapping[str, Any]
+) -> None:
+    """A Transformer and the modules of its head, as transformers' class of that name; `said` goes into config.json."""
+    network, *heads = modules
+    assert isinstance(network, Transformer)
+    tensors = form.body(network, network.config)
+    for head, names in zip(heads, form.heads[architecture], strict=True):
+        tensors |= dict(theirs(head, names))
+    tensors.pop("cls.predictions.weight", None)  # the matrix of the tokens
+    write(folder, tensors, {**said, "architectures": [architecture]})
 
 
 def write_translator(network: EncoderDecoder, config: EncoderDecoderConfig, ids: tuple[int, int], folder: Path) -> None:

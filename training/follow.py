@@ -1,6 +1,6 @@
 """`polyhead train | evaluate | export`: what a recipe is of, and who follows it.
 
-It doesn't know how.  A recipe with `lora` adapts a checkpoint, one with `network` makes one.
+It doesn't know how.  A recipe with `trunk` goes on with a checkpoint, one with `network` makes one.
 """
 
 import shutil
@@ -10,7 +10,7 @@ from typing import Any
 
 from training import recipe, whole
 from training.errors import RecipeError
-from training.evaluate import of_adapter, of_checkpoint
+from training.evaluate import of_checkpoint, of_task
 from training.toml_file import content
 
 
@@ -18,30 +18,29 @@ def train(path: Path, out: Path, *, smoke: bool = False, resume: bool = False) -
     """Follow the recipe in a file; what came of it, by name."""
     if is_whole(path):
         return vars(whole.run(path, out, quick=smoke, resume=resume))
-    if smoke:
-        raise RecipeError(f"{path}: a trunk has to be fetched before it is adapted: only whole networks have --smoke")
-    return vars(recipe.run(path, out, resume=resume))
+    return recipe.run(path, out, quick=smoke, resume=resume).said()
 
 
 def evaluate(folder: Path, what: Path) -> dict[str, float]:
     """The figures of a checkpoint, or of an adapter, on what a recipe holds out or on the texts in a file."""
     if what.suffix == ".toml" and not is_whole(what):
-        return of_adapter(folder, what)
+        return of_task(folder, what)
     return of_checkpoint(folder, what)
 
 
 def export(run: Path, out: Path) -> None:
-    """What a run made, as a folder that can be served: its adapter, or its network as far as it is."""
+    """What a run made, as a folder that can be served; a network from scratch as far as it is."""
     if out.exists() and any(out.iterdir()):
         raise RecipeError(f"{out}: there is something in it; name a new or an empty folder")
-    if (run / "adapter").is_dir():
-        shutil.copytree(run / "adapter", out, dirs_exist_ok=True)
+    made = [run / name for name in ("adapter", "model") if (run / name).is_dir()]
+    if made and not (run / whole.RECIPE).exists():
+        shutil.copytree(made[0], out, dirs_exist_ok=True)
     else:
         whole.export(run, out)
 
 
 def is_whole(path: Path) -> bool:
     given = content(path)
-    if ("network" in given) == ("lora" in given):
-        raise RecipeError(f"{path}: it needs either lora, for an adapter of a trunk, or network, for one from scratch")
+    if ("network" in given) == ("trunk" in given):
+        raise RecipeError(f"{path}: it needs either trunk, a network to go on with, or network, for one from scratch")
     return "network" in given

@@ -41,7 +41,7 @@ class Lesson(Protocol[Item]):
     """What is learned of examples of one shape."""
 
     @property
-    def kind(self) -> Literal["classify", "tag"]:
+    def kind(self) -> Literal["classify", "tag", "span"]:
         """Of the head that answers."""
 
     def items(self, examples: Sequence[Example[Any]], read: Reader) -> list[Item]:

@@ -75,16 +75,21 @@ def encoder(shape: Shape, words: Tokenizer, most: int) -> list[nn.Module]:
 
 
 def write_generator(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:
-    network = modules[0]
-    assert isinstance(network, Transformer)
     assert words.eos_id is not None
-    export.write_generator(network, network.config, words.eos_id, folder)
+    ends = {"bos_token_id": words.eos_id, "eos_token_id": words.eos_id}
+    write(modules, "gpt2", "GPT2LMHeadModel", folder, ends)
 
 
 def write_encoder(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:  # noqa: ARG001
-    network = modules[0]
+    write(modules, "bert", "BertForPreTraining", folder, {})
+
+
+def write(
+    modules: Sequence[nn.Module], family: str, architecture: str, folder: Path, said: Mapping[str, object]
+) -> None:
+    form, network = export.FORMS[family], modules[0]
     assert isinstance(network, Transformer)
-    export.write_encoder(modules, network.config, folder)
+    export.write_network(form, architecture, modules, folder, {**form.config(network.config), **said})
 
 
 TINY = {"width": 32, "depth": 2, "heads": 2, "mlp_width": 0}

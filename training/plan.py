@@ -6,7 +6,7 @@ a given step is computed from the step alone, so that a run that is taken up aga
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -72,6 +72,10 @@ class Plan:
         """What the rate is multiplied by in `step` of `steps`."""
         rise = self.warm_up_steps or max(1, round(self.warm_up * steps))
         return SCHEDULES[self.schedule](step, steps, rise)
+
+    def short(self) -> "Plan":
+        """The same in a few steps."""
+        return replace(self, steps=4, minutes=0.0, accumulate=1, evaluate_every=2, warm_up_steps=1)
 
     def is_better(self, figure: float, best: float) -> bool:
         return figure < best if self.better == "lower" else figure > best

@@ -1,28 +1,31 @@
-"""A recipe: one TOML file that says from what, on what and how an adapter is learned.  `run(path, out)` follows it.
+"""A recipe: one TOML file that says from what, on what and how a task is learned.  `run(path, out)` follows it.
 
-It doesn't know how steps are taken or files are written.  The one idea: the figure that is reported is measured last,
-once, on what was held out, with the adapter read back from the files that are shipped.
+It doesn't know how steps are taken or files are written.  With `lora` an adapter and a head are learned on a trunk that
+stays as it is; without it the whole trunk is, with its new head.  The one idea: the figure that is reported is measured
+last, once, on what was held out, with what was learned read back from the files that are shipped.
 """
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import AfterValidator, ConfigDict, NonNegativeInt, PositiveInt
+from pydantic import AfterValidator, ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from models.architectures import FAMILIES
+from models.architectures import FAMILIES, HeadSpec
 from models.checkpoint import Checkpoint, load
-from models.checkpoint.package import Package, fetch
 from models.checkpoint.parts import read_json
 from models.heads import SequenceHead, TokenHead
 from models.ragged import Ragged
-from training.adapter import WEIGHTS, Adapter, head_spec, refuse_unnamed, save, write_json
+from models.transformer import Transformer
+from training.adapter import Adapter, head_spec, refuse_unnamed, write_json
+from training.adapter import save as save_adapter
 from training.data import Corpus, Split, split_by_domain, split_by_source
+from training.dropout import drop
 from training.errors import RecipeError
 from training.lesson import Learning, Lesson, measure, portions
 from training.lora import LoraLinear, LowRank, wrap
@@ -31,24 +34,15 @@ from training.reading import Reader
 from training.sources import SOURCES
 from training.toml_file import checked, content
 from training.trainer import Place, train
+from training.trunk import Trunk, begin_head, drawn, made_up, trunk_folder
+from training.tuned import Tuned, refuse_unwritten
+from training.tuned import save as save_whole
 
 
 def known(source: str) -> str:
     if source not in SOURCES:
         raise ValueError(f"{source!r} is none of {', '.join(SOURCES)}")
     return source
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trunk:
-    """The checkpoint that is adapted: a folder beside the recipe, or one inside a package.
-
-    `name` is what others know it by; the adapter names it as its base.
-    """
-
-    name: str
-    folder: Path
-    package: Package | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +63,8 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that a run depends on."""
+    """All that a run depends on.  Without `lora` the whole trunk is learned, with `dropout` as networks made here have
+    it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -78,48 +73,68 @@ class Recipe:
     threads: PositiveInt
     trunk: Trunk
     data: Data
-    lora: LowRank
     plan: Plan
+    lora: LowRank | None = None
+    dropout: NonNegativeFloat = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What came of it.  `cut` counts the texts of each part that were not read to their end; `baselines` are what
-    something simple reaches on what was held out."""
+    """What came of it, in the folder `made`.  `cut` counts the texts of each part that were not read to their end,
+    `left_out` those in which there was nothing to learn; `baselines` are what something simple reaches on what was held
+    out."""
 
-    adapter: Path
+    made: Path
     bytes: int
     texts: dict[str, int]
     cut: dict[str, int]
+    left_out: int
     held_out: dict[str, float]
     validation: dict[str, float]
     baselines: dict[str, float]
     seconds: float
 
+    def said(self) -> dict[str, Any]:
+        """The same by name; the folder by its own: "adapter" or "model"."""
+        figures = {name: value for name, value in asdict(self).items() if name != "made"}
+        return {self.made.name: str(self.made), **figures}
 
-def run(path: Path, out: Path, *, resume: bool = False) -> Result:
-    """Follow the recipe: `out` gets adapter/, metrics.jsonl and result.json; downloads are kept beside it.
 
-    RecipeError says what is wrong with the recipe, CheckpointError what is wrong with a download or a checkpoint.
+def run(path: Path, out: Path, *, quick: bool = False, resume: bool = False) -> Result:
+    """Follow the recipe: `out` gets adapter/ or model/, metrics.jsonl and result.json; downloads are kept beside it.
+
+    `quick`: in its smoke form, with a tiny trunk and a few made-up examples.  RecipeError says what is wrong with the
+    recipe, CheckpointError what is wrong with a download or a checkpoint.
     """
-    recipe = read(path)
+    recipe = smoke(read(path)) if quick else read(path)
     torch.set_num_threads(recipe.threads)
-    downloads = out.parent / "downloads"
-    folder = trunk_folder(recipe.trunk, path.parent, downloads)
-    corpus = SOURCES[recipe.data.source].corpus(downloads)
-    return learn(recipe, folder, divide(recipe.data, corpus), corpus.labels, Place(out, resume, repr(recipe)))
+    source = SOURCES[recipe.data.source]
+    corpus = source.sample() if quick else source.corpus(out.parent / "downloads")
+    folder = out / "trunk" if quick else trunk_folder(recipe.trunk, path.parent, out.parent)
+    if quick:
+        torch.manual_seed(recipe.seed)
+        made_up(recipe.architecture, corpus.examples, folder, embeds=recipe.lora is not None)
+    return learn(recipe, folder, divide(recipe.data, corpus), corpus, Place(out, resume, repr(recipe)))
 
 
 def read(path: Path) -> Recipe:
     """The recipe in a file; RecipeError names the field at fault."""
-    return checked(Recipe, content(path), path)
+    recipe = checked(Recipe, content(path), path)
+    trunk = recipe.trunk
+    if bool(trunk.run) == (trunk.folder != Path()):
+        raise RecipeError(f"{path}: trunk: it needs either run, for what another run made, or folder")
+    if recipe.lora and (trunk.fresh or recipe.dropout):
+        wrong = "trunk.fresh" if trunk.fresh else "dropout"
+        raise RecipeError(f"{path}: {wrong}: only a trunk that is learned whole has it; leave it out, or lora")
+    if recipe.lora and not trunk.name:
+        raise RecipeError(f"{path}: trunk.name: an adapter names its base so; say what others know the trunk by")
+    return recipe
 
 
-def trunk_folder(trunk: Trunk, beside: Path, downloads: Path) -> Path:
-    if trunk.package is None:
-        return beside / trunk.folder
-    fetch(trunk.package, downloads, f"{trunk.folder}/")
-    return downloads / trunk.folder
+def smoke(recipe: Recipe) -> Recipe:
+    """The same in a few seconds."""
+    data = replace(recipe.data, batch=8, validation=0.3, held_out=0.3, leave_out="", most_tokens=0)
+    return replace(recipe, data=data, plan=recipe.plan.short(), threads=1)
 
 
 def divide(data: Data, corpus: Corpus[Any]) -> Split[Any]:
@@ -137,18 +152,18 @@ def divide(data: Data, corpus: Corpus[Any]) -> Split[Any]:
     return split
 
 
-def learn(recipe: Recipe, folder: Path, split: Split[Any], labels: tuple[str, ...], place: Place) -> Result:
-    """Adapt the checkpoint in `folder` to the split, write the adapter, and measure what was written."""
-    started, out = time.monotonic(), place.folder
+def learn(recipe: Recipe, folder: Path, split: Split[Any], corpus: Corpus[Any], place: Place) -> Result:
+    """Teach the checkpoint in `folder` the split of a corpus, write what was learned, and measure what was written."""
+    started, labels = time.monotonic(), corpus.labels
     trunk = load(str(folder))
     lesson = SOURCES[recipe.data.source].lesson(labels)
     read = reader(recipe.data, trunk)
     parts = {part: lesson.items(examples, read) for part, examples in vars(split).items()}
-    head, layers = wrapped(recipe, trunk, lesson, len(labels))
+    learner = prepared(recipe, trunk, lesson, len(labels))
     task = Learning(
         lesson=lesson,
-        network=trunk.network,
-        head=head,
+        network=learner.network,
+        head=learner.head,
         read=read,
         train=parts["train"],
         validation=parts["validation"],
@@ -156,19 +171,10 @@ def learn(recipe: Recipe, folder: Path, split: Split[Any], labels: tuple[str, ..
         seed=recipe.seed,
     )
     train(task, recipe.plan, place)
-    learned = Adapter(
-        base=folder,
-        base_name=recipe.trunk.name,
-        family=trunk.family,
-        architecture=recipe.architecture,
-        shape=recipe.lora,
-        layers=layers,
-        head=head,
-        labels=labels,
-    )
-    save(learned, out / "adapter")
-    result = measured(task, folder, out / "adapter", parts, time.monotonic() - started)
-    write_json(out / "result.json", {**asdict(result), "adapter": "adapter"})
+    made = written(recipe, folder, learner, labels, place.folder)
+    result = measured(task, folder, made, parts, corpus.left_out)
+    result = replace(result, seconds=time.monotonic() - started)
+    write_json(place.folder / "result.json", {**result.said(), made.name: made.name})
     return result
 
 
@@ -179,38 +185,88 @@ def reader(data: Data, trunk: Checkpoint) -> Reader:
     return Reader(trunk.tokenizer, data.most_tokens or trunk.max_tokens, cut=data.most_tokens > 0)
 
 
-def wrapped(
-    recipe: Recipe, trunk: Checkpoint, lesson: Lesson[Any], labels: int
-) -> tuple[nn.Module, dict[str, LoraLinear]]:
-    """A new head, and the trunk's layers wrapped, both drawn from the recipe's seed."""
-    torch.manual_seed(recipe.seed)
-    spec = head_spec(FAMILIES[trunk.family], recipe.architecture, lesson.kind)
+@dataclass(frozen=True)
+class Learner:
+    """What learns: a network and a head, and the layers of it that are adapted, if it is adapted."""
+
+    family: str
+    network: Transformer
     head: nn.Module
-    if lesson.kind == "tag":
-        head = TokenHead(trunk.config, labels, "softmax")
+    layers: dict[str, LoraLinear]
+
+
+def prepared(recipe: Recipe, trunk: Checkpoint, lesson: Lesson[Any], labels: int) -> Learner:
+    """A new head, and the trunk's layers wrapped or all of it, as it is or fresh; what is drawn, from the recipe's
+    seed."""
+    torch.manual_seed(recipe.seed)
+    family, network, layers = FAMILIES[trunk.family], trunk.network, {}
+    spec = head_spec(family, recipe.architecture, lesson.kind)
+    head = new_head(trunk, spec, labels)
+    if recipe.lora is None:
+        refuse_unwritten(trunk.family, recipe.architecture)
+        network = drawn(network) if recipe.trunk.fresh else network
+        begin_head(head, trunk, spec, recipe.trunk.fresh)
+        drop(network, recipe.dropout)
     else:
-        scoring = spec.scoring(read_json(Path(trunk.source) / "config.json"))
-        head = SequenceHead(trunk.config, labels, scoring, "softmax")
-    layers = wrap(trunk.network, recipe.lora)
-    refuse_unnamed(Path(trunk.source), FAMILIES[trunk.family], layers)
-    return head, layers
+        layers = wrap(network, recipe.lora)
+        refuse_unnamed(Path(trunk.source), family, layers)
+    return Learner(trunk.family, network, head, layers)
+
+
+def new_head(trunk: Checkpoint, spec: HeadSpec, labels: int) -> nn.Module:
+    match spec.kind:
+        case "tag":
+            return TokenHead(trunk.config, labels, "softmax")
+        case "span":
+            return TokenHead(trunk.config, 2, "none")
+        case _:
+            scoring = spec.scoring(read_json(Path(trunk.source) / "config.json"))
+            return SequenceHead(trunk.config, labels, scoring, "softmax")
+
+
+def written(recipe: Recipe, folder: Path, learner: Learner, labels: Sequence[str], out: Path) -> Path:
+    """The folder of the adapter, or of the whole model."""
+    if recipe.lora is None:
+        whole = Tuned(
+            trunk=folder,
+            family=learner.family,
+            architecture=recipe.architecture,
+            network=learner.network,
+            head=learner.head,
+            labels=labels,
+        )
+        save_whole(whole, out / "model")
+        return out / "model"
+    adapter = Adapter(
+        base=folder,
+        base_name=recipe.trunk.name,
+        family=learner.family,
+        architecture=recipe.architecture,
+        shape=recipe.lora,
+        layers=learner.layers,
+        head=learner.head,
+        labels=labels,
+    )
+    save_adapter(adapter, out / "adapter")
+    return out / "adapter"
 
 
 def measured(
-    task: Learning[Any], folder: Path, adapter: Path, parts: Mapping[str, Sequence[Any]], seconds: float
+    task: Learning[Any], folder: Path, made: Path, parts: Mapping[str, Sequence[Any]], left_out: int
 ) -> Result:
-    """Read back what was written, merged as it will be served."""
-    merged = load(f"{folder}+{adapter}")
-    figures = partial(measure, task.lesson, merged.network, merged.head, task.read)
+    """Read back what was written, an adapter merged, as it will be served."""
+    served = load(str(made) if made.name == "model" else f"{folder}+{made}")
+    figures = partial(measure, task.lesson, served.network, served.head, task.read)
     return Result(
-        adapter=adapter,
-        bytes=(adapter / WEIGHTS).stat().st_size,
+        made=made,
+        bytes=sum(file.stat().st_size for file in made.glob("*.safetensors")),
         texts={part: len(items) for part, items in parts.items()},
         cut={part: task.lesson.cut(items) for part, items in parts.items()},
+        left_out=left_out,
         held_out=figures(parts["held_out"]),
         validation=figures(parts["validation"]),
         baselines=task.lesson.baselines(parts["train"], parts["held_out"], partial(vectors, folder, task.read)),
-        seconds=seconds,
+        seconds=0.0,
     )
 
 

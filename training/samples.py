@@ -1,4 +1,4 @@
-"""A few made-up texts for each source, for runs of seconds in which nothing is fetched: a try of the way alone.
+"""A few made-up texts of each shape, for runs of seconds in which nothing is fetched: a try of the way alone.
 
 Every text is of its own source, so they fall to all parts of a split.
 """
@@ -13,6 +13,7 @@ GERMAN = (
     ("ist an", "ist aus", "ist offen", "ist neu"),
 )
 WHENS = (("here", "hier"), ("today", "heute"), ("at night", "nachts"), ("again", "wieder"), ("now", "jetzt"))
+SPOKEN = tuple(when for when, _ in WHENS)
 
 
 def pairs() -> Corpus[str]:
@@ -30,3 +31,51 @@ def documents() -> Corpus[None]:
     lines = [f"{' '.join(ours)} {when}." for ours, (when, _) in product(product(*ENGLISH), WHENS)]
     texts = ["\n".join(lines[at : at + 2 + at % 7]) for at in range(40)]
     return Corpus([Example(text, None, "sample", str(at)) for at, text in enumerate(texts)], (), alike=False)
+
+
+def labelled() -> Corpus[int]:
+    """Each sentence with what it says, one of four."""
+    states = ENGLISH[1]
+    examples = [
+        Example(f"{thing} {state} {when}.", states.index(state), "sample", f"{thing} {state} {when}")
+        for thing, state, when in product(*ENGLISH, SPOKEN)
+    ]
+    return Corpus(examples, states, alike=False)
+
+
+def tagged() -> Corpus[tuple[int, ...]]:
+    """Each sentence as words with a part of speech each."""
+    labels = ("article", "noun", "verb", "state", "when")
+    examples = [
+        Example(
+            f"{thing} {state} {when}", (0, 1, 2, 3, *(4 for _ in when.split())), "sample", f"{thing} {state} {when}"
+        )
+        for thing, state, when in product(*ENGLISH, SPOKEN)
+    ]
+    return Corpus(examples, labels, alike=False)
+
+
+def described() -> Corpus[str]:
+    """Sentences of several rooms, and what each is described by: enough to rank among."""
+    rooms = ("kitchen", "hall")
+    examples = [
+        Example(
+            f"{thing} in the {room} {state} {when}.", f"{room}: {thing} {state} {when}", "sample", f"{room} {number}"
+        )
+        for room in rooms
+        for number, (thing, state, when) in enumerate(product(*ENGLISH, SPOKEN))
+    ]
+    return Corpus(examples, ("RELEVANCE",), alike=False)
+
+
+def entailed() -> Corpus[int]:
+    """Pairs of a sentence and what may follow from it: that a thing is in the same state at all."""
+    things, states = ENGLISH
+    examples = [
+        Example(
+            (f"{thing} {state} {when}.", f"{thing} {said}."), int(said != state), "sample", f"{thing} {state} {when}"
+        )
+        for thing, (at, state), when in product(things, enumerate(states), SPOKEN)
+        for said in (state, states[at - 1])
+    ]
+    return Corpus(examples, ("entailed", "not entailed"), alike=False)

@@ -18,18 +18,21 @@ from training.tags import Tags
 
 @dataclass(frozen=True)
 class Source:
-    """`corpus` reads what it downloads into a folder; `lesson` is made for the labels found there."""
+    """`corpus` reads what it downloads into a folder; `lesson` is made for the labels found there; `sample` is a little
+    that is made up, of the same shape."""
 
     corpus: Callable[[Path], Corpus[Any]]
     lesson: Callable[[tuple[str, ...]], Lesson[Any]]
+    sample: Callable[[], Corpus[Any]]
 
 
 SOURCES: Mapping[str, Source] = {
-    "vader": Source(vader.corpus, Labels),
-    "spam": Source(spam.corpus, Labels),
-    "topics": Source(wiki.topics, Labels),
-    "brown": Source(brown.corpus, lambda _: Tags()),
-    "leads": Source(wiki.leads, lambda _: Pairs()),
+    "vader": Source(vader.corpus, Labels, samples.labelled),
+    "spam": Source(spam.corpus, Labels, samples.labelled),
+    "topics": Source(wiki.topics, Labels, samples.labelled),
+    "brown": Source(brown.corpus, lambda _: Tags(), samples.tagged),
+    "leads": Source(wiki.leads, lambda _: Pairs(), samples.described),
+    "entailment": Source(wiki.entailment, Labels, samples.entailed),
 }
 
 

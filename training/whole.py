@@ -33,7 +33,6 @@ from training.toml_file import checked, content
 from training.trainer import BEST, RUN, Place, train
 from training.translation import Translation
 
-SMOKE_STEPS = 4
 VOCABULARY, MODEL, RECIPE = "vocabulary", "model", "recipe.json"
 
 
@@ -116,9 +115,8 @@ def read(path: Path) -> Recipe:
 def smoke(recipe: Recipe) -> Recipe:
     """The same in a few seconds: a tiny network, a few steps, a few made-up texts."""
     data = replace(recipe.data, tokens=256, context=32, words=320, validation=0.2, held_out=0.2)
-    plan = replace(recipe.plan, steps=SMOKE_STEPS, minutes=0.0, accumulate=1, evaluate_every=2, warm_up_steps=1)
     network = {**recipe.network, **recipe.named.smoke}
-    return replace(recipe, data=data, plan=plan, network=network, threads=1)
+    return replace(recipe, data=data, plan=recipe.plan.short(), network=network, threads=1)
 
 
 @dataclass(frozen=True)

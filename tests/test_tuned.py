@@ -1,0 +1,174 @@
+"""Whole trunks that went on learning, and recipes in their smoke form: folders that transformers reads alike."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from models.checkpoint import load
+from models.ragged import Ragged
+from service.cli import app
+from training import recipe, samples
+from training.errors import RecipeError
+from training.lesson import Learning
+from training.sources import SOURCES
+from training.trunk import made_up
+
+RECIPES = Path(recipe.__file__).parent / "recipes"
+WHOLE = sorted(path.stem for path in RECIPES.glob("*.toml") if "\nrun = " in path.read_text())
+ADAPTED = "spam"
+
+
+def command(*arguments: object) -> str:
+    """What a command says; its failure is the test's."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every recipe of a whole trunk, and one of an adapter, in its smoke form."""
+    folder, threads = tmp_path_factory.mktemp("runs"), torch.get_num_threads()
+    for name in [*WHOLE, ADAPTED]:
+        command("train", RECIPES / f"{name}.toml", "--out", folder / name, "--smoke")
+    torch.set_num_threads(threads)
+    return folder
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_what_was_learned_is_what_transformers_reads(name: str, runs: Path) -> None:
+    folder = runs / name / "model"
+    ours, architecture = load(str(folder)), json.loads((folder / "config.json").read_text())["architectures"][0]
+    theirs = getattr(tf, architecture).from_pretrained(folder).eval()
+    encoded = ours.tokenizer.encode(("the lamp is on", "a door is off"))
+    batch = Ragged.of([encoded.ids], [encoded.segments])
+    with torch.no_grad():
+        mine = ours.head(ours.network(batch), batch.starts)
+        said = theirs(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.segments]))
+    logits = said.logits if "logits" in said else torch.stack([said.start_logits, said.end_logits], dim=-1)
+    torch.testing.assert_close(mine, logits.reshape(mine.shape), rtol=0, atol=1e-5)
+    if ours.task != "span":
+        assert tuple(theirs.config.id2label.values()) == ours.labels
+
+
+def test_a_generator_learns_to_choose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its matrices are written transposed again, and its last token's state is scored."""
+    chosen = recipe.read(RECIPES / "bert-single.toml")
+    chosen = replace(chosen, architecture="GPT2ForSequenceClassification")
+    monkeypatch.setattr(recipe, "read", lambda _: chosen)
+    recipe.run(tmp_path / "gpt.toml", tmp_path, quick=True)
+    ours = load(str(tmp_path / "model"))
+    theirs = tf.GPT2ForSequenceClassification.from_pretrained(tmp_path / "model").eval()
+    ids = ours.tokenizer.encode("The lamp is on").ids
+    with torch.no_grad():
+        mine = ours.head(ours.network(Ragged.of([ids])), [0, len(ids)])
+        torch.testing.assert_close(mine, theirs(torch.tensor([ids])).logits, rtol=0, atol=1e-5)
+
+
+def test_a_run_leaves_all_that_a_run_leaves(runs: Path) -> None:
+    for name in [*WHOLE, ADAPTED]:
+        result = json.loads((runs / name / "result.json").read_text())
+        kind = "adapter" if name == ADAPTED else "model"
+        assert result[kind] == kind
+        assert result["bytes"] == sum(file.stat().st_size for file in (runs / name / kind).glob("*.safetensors"))
+        assert result["held_out"]["loss"] > 0
+
+
+def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same folder, byte for byte, as one that was not; an adapter's too."""
+    losses = Learning.losses
+    for name, made in (("bert-tags", "model/model.safetensors"), (ADAPTED, "adapter/adapter_model.safetensors")):
+        left = iter([True, True, True, False])
+
+        def ending(self: Any, batch: Any, left: Any = left) -> torch.Tensor:
+            if not next(left, True):
+                raise KeyboardInterrupt
+            return losses(self, batch)
+
+        monkeypatch.setattr(Learning, "losses", ending)
+        with pytest.raises(KeyboardInterrupt):
+            recipe.run(RECIPES / f"{name}.toml", tmp_path / name, quick=True)
+        assert not (tmp_path / name / made).exists()
+        recipe.run(RECIPES / f"{name}.toml", tmp_path / name, quick=True, resume=True)
+        assert (tmp_path / name / made).read_bytes() == (runs / name / made).read_bytes()
+
+
+# ---- trunks
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As if bert.toml had made it."""
+    folder = tmp_path_factory.mktemp("trunks") / "bert" / "model"
+    made_up("BertForTokenClassification", samples.labelled().examples, folder, embeds=False)
+    return folder
+
+
+def begun(trunk: Path, **changes: Any) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    chosen = recipe.read(RECIPES / "bert-single.toml")
+    chosen = replace(chosen, trunk=replace(chosen.trunk, **changes))
+    learner = recipe.prepared(chosen, load(str(trunk)), SOURCES["topics"].lesson(("a", "b")), 2)
+    return learner.network.state_dict(), learner.head.state_dict()
+
+
+def test_it_begins_with_what_was_pretrained_unless_it_is_fresh(trunk: Path) -> None:
+    """The layer before the scores is the one that told whether texts follow."""
+    pretrained = load_file(trunk / "model.safetensors")
+    network, head = begun(trunk)
+    assert network["tokens.weight"].equal(pretrained["bert.embeddings.word_embeddings.weight"])
+    assert head["dense.weight"].equal(pretrained["bert.pooler.dense.weight"])
+    assert not head["out.bias"].any()
+    again, other = begun(trunk, fresh=True)
+    assert not torch.isclose(again["tokens.weight"], network["tokens.weight"]).all()
+    assert again["tokens.weight"].std() == pytest.approx(0.02, rel=0.1)
+    assert not other["dense.weight"].equal(head["dense.weight"])
+    assert again.keys() == network.keys()
+
+
+def test_a_trunk_is_what_another_run_made(trunk: Path, tmp_path: Path) -> None:
+    runs = trunk.parents[1]
+    assert recipe.trunk_folder(recipe.Trunk(run="bert"), tmp_path, runs) == trunk
+    with pytest.raises(RecipeError, match=r"trunk\.run: .*is not there; train the recipe 'gpt' first"):
+        recipe.trunk_folder(recipe.Trunk(run="gpt"), tmp_path, runs)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ('run = "bert"', "", "trunk: it needs either run, for what another run made, or folder"),
+        ('run = "bert"', 'run = "bert"\nfolder = "x"', "trunk: it needs either run"),
+        ("dropout = 0.1", "dropout = -0.1", "dropout"),
+        ("[plan]", "[lora]\nrank = 1\nalpha = 1\ntargets = []\n[plan]", "dropout: only a trunk that is learned whole"),
+        ("dropout = 0.1", "", None),
+    ],
+)
+def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str | None, tmp_path: Path) -> None:
+    text = (RECIPES / "bert-single.toml").read_text()
+    assert old in text
+    (tmp_path / "some.toml").write_text(text.replace(old, new))
+    if complaint is None:
+        assert recipe.read(tmp_path / "some.toml").dropout == 0
+    else:
+        with pytest.raises(RecipeError, match=rf"some\.toml: {complaint}"):
+            recipe.read(tmp_path / "some.toml")
+
+
+def test_what_nobody_can_write_is_refused_before_it_is_learned(trunk: Path) -> None:
+    chosen = replace(recipe.read(RECIPES / "bert-single.toml"), architecture="BertForNextSentencePrediction")
+    with pytest.raises(RecipeError, match=r"'BertForNextSentencePrediction' of family 'bert' can be adapted \(lora\)"):
+        recipe.prepared(chosen, load(str(trunk)), SOURCES["topics"].lesson(("a", "b")), 2)
+    with pytest.raises(RecipeError, match="'T5ForConditionalGeneration' is of no family that is made here: bert, gpt2"):
+        made_up("T5ForConditionalGeneration", [], trunk, embeds=False)
+
+
+def test_a_run_is_exported_and_measured(runs: Path, tmp_path: Path) -> None:
+    for name, file in (("bert-tags", "model/model.safetensors"), (ADAPTED, "adapter/adapter_model.safetensors")):
+        command("export", runs / name, tmp_path / name)
+        assert (tmp_path / name / Path(file).name).read_bytes() == (runs / name / file).read_bytes()

@@ -1,0 +1,64 @@
+"""Writes what a whole trunk became, with the head that was learned on it, as a folder that can be served.
+
+It doesn't know how they were learned.  The one idea: what is not numbers (the vocabulary's files, what config.json says
+of the arithmetic) is the trunk's own, word for word.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from models.architectures import FAMILIES
+from models.checkpoint.parts import read_json
+from models.transformer import Transformer
+from training.adapter import labels_config
+from training.errors import RecipeError
+from training.export import FORMS, write_network
+
+WEIGHTS = "model.safetensors"
+VOCABULARY = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.txt",
+    "vocab.json",
+    "merges.txt",
+)
+OTHERS = ("architectures", "dtype", "torch_dtype", "quantization_config", "sentence_transformers", "problem_type")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tuned:
+    """All that goes into the folder.  `trunk` is the one that it was begun with; `family` is its."""
+
+    trunk: Path
+    family: str
+    architecture: str
+    network: Transformer
+    head: nn.Module
+    labels: Sequence[str]
+
+
+def refuse_unwritten(family: str, architecture: str) -> None:
+    """RecipeError where nobody here knows how to write it."""
+    known = [f"{name} ({', '.join(form.heads)})" for name, form in FORMS.items()]
+    if family not in FORMS or architecture not in FORMS[family].heads:
+        message = f"{architecture!r} of family {family!r} can be adapted (lora), not written whole; these can: "
+        raise RecipeError(f"architecture: {message}{'; '.join(known)}")
+
+
+def save(tuned: Tuned, folder: Path) -> None:
+    """Write the vocabulary's files, model.safetensors, and config.json last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in VOCABULARY:
+        if (tuned.trunk / name).exists():
+            shutil.copyfile(tuned.trunk / name, folder / name)
+    said = {key: value for key, value in read_json(tuned.trunk / "config.json").items() if key not in OTHERS}
+    said["vocab_size"] = tuned.network.config.vocab_size
+    kind = FAMILIES[tuned.family].heads[tuned.architecture].kind
+    said |= labels_config(tuned.architecture, kind, tuned.labels)
+    write_network(FORMS[tuned.family], tuned.architecture, [tuned.network, tuned.head], folder, said)
