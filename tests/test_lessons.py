@@ -11,9 +11,11 @@ from peft import PeftModel
 from transformers import BertForTokenClassification
 
 from models.checkpoint import Checkpoint, load
+from models.heads import TokenHead
 from models.ragged import Ragged
+from models.tokenizer import Tokenizer
 from service import quickstart
-from training import brown, pairs, recipe, spam, wiki
+from training import brown, pairs, questions, recipe, spam, spans, wiki
 from training.data import Corpus, Example, Split, groups, split_by_source
 from training.errors import RecipeError
 from training.labels import Labelled, Labels
@@ -23,6 +25,7 @@ from training.pairs import MEASURED, Pairs, Ranked
 from training.plan import Plan
 from training.reading import Read, Reader
 from training.sources import SOURCES
+from training.spans import Spans
 from training.tags import Tags, sentence
 from training.trainer import Place
 
@@ -94,6 +97,97 @@ def test_articles_are_read_for_topics_and_for_queries(tmp_path: Path) -> None:
     ]
     auk, loon, play = groups(leads.examples)
     assert auk == loon != play
+
+
+def articles(folder: Path, **each: tuple[str, str, str]) -> Path:
+    """A folder with articles: title, lead, description, topic."""
+    path = folder / wiki.ARTICLES
+    path.parent.mkdir(parents=True)
+    names = ("extract", "description", "topic")
+    path.write_text(json.dumps({title: dict(zip(names, said, strict=True)) for title, said in each.items()}))
+    return folder
+
+
+def test_what_follows_from_a_lead_is_said_of_another_too(tmp_path: Path) -> None:
+    """Every description is said once of its own article and once of another of the topic."""
+    folder = articles(
+        tmp_path,
+        Auk=("Auks are a family of sea birds. They swim.", "Family of birds (Alcidae)", "Biology"),
+        Loon=("Loons swim in lakes of every size.", "Family of birds (Alcidae)", "Biology"),
+        Elm=("An elm is of a genus of trees. St. X's is tall. So.", "Genus of trees", "Biology"),
+        Ann=("Ann, an aunt of A. B. Smith, rules.", "English queen", "Biology"),
+        Zero=("Zero means nothing at all.", "Number", "Mathematics"),
+        Nil=("Nil.", "", "Mathematics"),
+        Long=("Much " * 90 + "is said.", "Long family", "Biology"),
+    )
+    corpus = wiki.entailment(folder)
+    assert {example.text[0] for example in corpus.examples} == {
+        "Auks are a family of sea birds.",
+        "An elm is of a genus of trees.",
+        "Ann, an aunt of A. B. Smith, rules.",
+    }
+    own = {"Auk": "a family of birds.", "Elm": "a genus of trees.", "Ann": "an English queen."}
+    for label, name in enumerate(corpus.labels):
+        said = [(each.source, each.text[1].partition(" is ")[2]) for each in corpus.examples if each.label == label]
+        assert sorted(text for _, text in said) == sorted(own.values())
+        assert all((own[title] == text) == (name == "entailed") for title, text in said)
+    assert corpus.left_out == 4
+
+
+def test_what_is_not_entailed_is_of_the_same_part(tmp_path: Path) -> None:
+    leads = {f"T{n}": (f"w{n} x{n} y{n} is here.", f"a{n} b{n} c{n}", "ab"[n % 2]) for n in range(400)}
+    corpus = wiki.entailment(articles(tmp_path, **leads))
+    split = split_by_source(corpus, 0.2, 0.2)
+    own = {example.text[1].partition(" is ")[2]: part for part, some in vars(split).items() for example in some}
+    strays = sum(own[e.text[1].partition(" is ")[2]] != part for part, some in vars(split).items() for e in some)
+    assert strays <= 2 * 6  # a topic has three borders, and each is crossed by one description
+    assert all(vars(split).values())
+
+
+def test_questions_are_asked_where_a_rule_is_certain() -> None:
+    def found(title: str, topic: str, lead: str) -> list[tuple[str, str, str]]:
+        some = questions.asked(title, topic, lead)
+        return [(each.kind, each.text, lead[slice(*each.answer)]) for each in some]
+
+    assert found(
+        "Ann Lee (queen)", "People", "Ann B. Lee was a Welsh queen and poet, who ruled. She was the last."
+    ) == [
+        ("what", "Who was Ann Lee?", "a Welsh queen and poet"),
+        ("origin", "Where was Ann Lee from?", "Welsh"),
+    ]
+    assert found("Lyon", "Geography", "Lyon, also known as Lyons, is a large city in the U.S. state of New York.") == [
+        ("what", "What is Lyon?", "a large city in the U.S. state of New York"),
+        ("where", "Where is Lyon?", "New York"),
+        ("name", "What is Lyon also called?", "Lyons"),
+    ]
+    assert found("Rome", "Geography", "Rome is the capital and largest city of Italy.")[-1] == (
+        "capital",
+        "What is Rome the capital of?",
+        "Italy",
+    )
+    assert found("Ring", "Mathematics", "In ring theory, a ring is a set used to add.") == [
+        ("what", "What is Ring?", "a set"),
+        ("field", "In which field is Ring?", "ring theory"),
+    ]
+    assert found("Jaws", "Arts", "Jaws is a film directed by Steven Spielberg, with a shark.")[1:] == [
+        ("maker", "By whom was Jaws made?", "Steven Spielberg")
+    ]
+    for unsure in ("It is a city.", "Lyon, which is old, was not.", "A river that Lyon calls its own is a river."):
+        assert found("Lyon", "Geography", unsure) == []
+    assert found("Doll", "Arts", "A play was written by Norwegian playwright Ibsen.") == []
+
+
+def test_questions_of_one_article_belong_together(tmp_path: Path) -> None:
+    folder = articles(
+        tmp_path,
+        Ann=("Ann was a Welsh queen.", "Queen", "People"),
+        Bea=("Bea was a Dutch queen.", "Queen", "People"),
+        Cat=("Nobody knows.", "Pet", "Biology"),
+    )
+    corpus = questions.corpus(folder)
+    assert len(corpus.examples) == 4
+    assert len(set(groups(corpus.examples, corpus.alike))) == 1
+    assert corpus.left_out == 1
 
 
 def test_tagged_words_are_read(tmp_path: Path) -> None:
@@ -326,6 +420,69 @@ def test_a_ranker_is_learned_compared_and_read_back(tiny_embedder: Path, tmp_pat
     assert closed.shape == (MEASURED, 1)
     torch.testing.assert_close(seen, raw.T)  # query and passage told apart, as they are when served
     assert ((closed > 0) & (closed < 1)).all()
+
+
+# ---- answers that stand in a text
+
+
+def about(asked: str, text: str, answer: str, tokenizer: Tokenizer, limit: int = 64) -> spans.Question:
+    begins = text.index(answer)
+    [read] = Reader(tokenizer, limit, cut=True)([(asked, text)])
+    return spans.question(Example((asked, text), (begins, begins + len(answer)), "what", "1"), read)
+
+
+def test_an_answer_is_the_tokens_that_it_touches(tiny_embedder: Path) -> None:
+    words = load(str(tiny_embedder)).tokenizer
+    item = about("the fox", "a quick filmshot, overloved dog", "filmshot", words)
+    assert item.said(*item.right) == "filmshot"
+    assert item.rows[0] == 0
+    assert [item.said(at, at) for at in (1, 2)] == ["a", "quick"]
+    assert all(item.read.segments[row] for row in item.rows[1:])
+    shorter = about("the fox", "a quick filmshot, overloved dog", "overloved dog", words, limit=10)
+    assert shorter.read.cut
+    assert shorter.right == (0, 0)
+    with pytest.raises(RecipeError, match=r"no token of the second text is read.*'the fox the fox"):
+        about("the fox " * 9, "a dog", "dog", words, limit=8)
+
+
+def test_two_choices_are_made_among_the_tokens_of_each_text(tiny_embedder: Path) -> None:
+    """As where every text is alone, whatever stands beside it."""
+    loaded = load(str(tiny_embedder))
+    torch.manual_seed(0)
+    head, lesson = TokenHead(loaded.config, 2, "none"), Spans()
+    items = [about("a fox", text, "dog", loaded.tokenizer) for text in ("the dog", "a quick brown dog jumps", "dog")]
+    read = Reader(loaded.tokenizer, 64, cut=False)
+    with torch.no_grad():
+        together = scores(loaded.network, head, lesson.pack(items, read, learning=True))
+        for at, item in enumerate(items):
+            batch = Ragged.of([item.read.tokens], [item.read.segments])
+            alone = head(loaded.network(batch), batch.starts)[item.rows].T
+            torch.testing.assert_close(together[2 * at : 2 * at + 2, : len(item.rows)], alone, rtol=1e-4, atol=1e-4)
+            assert together[2 * at : 2 * at + 2, len(item.rows) :].eq(-torch.inf).all()
+    assert lesson.pack(items, read, learning=True).right == [place for item in items for place in item.right]
+
+
+def test_the_best_place_ends_where_it_begins_or_later() -> None:
+    begins, ends = torch.full((50,), -9.0), torch.full((50,), -9.0)
+    begins[0] = ends[0] = 99  # that there is none is never said
+    begins[40], ends[3], ends[41], begins[5] = 5, 9, 4, 3
+    assert spans.best(begins, ends) == (40, 41)
+    begins[40] = -torch.inf  # 5 to 41 would be too long
+    ends[20] = 1
+    assert spans.best(begins, ends) == (5, 20)
+    begins[3] = 1
+    assert spans.best(begins, ends) == (3, 3)
+
+
+def test_answers_are_compared_as_squad_does(tiny_embedder: Path) -> None:
+    words = load(str(tiny_embedder)).tokenizer
+    items = [about("a fox", "the quick brown dog jumps", answer, words) for answer in ("quick brown dog", "jumps")]
+    figures = spans.told(items, ["The quick, brown DOG!", "dog jumps"])
+    assert figures == {"exact": 0.5, "F1": pytest.approx((1 + 2 / 3) / 2), "what": 0.5}
+    assert spans.told(items, ["a", "fox"]) == {"exact": 0, "F1": 0, "what": 0}
+    found = Spans().baselines([items[1], items[1]], items, lambda _: torch.empty(0))
+    assert found["usual place exact"] == 0.5
+    assert found["whole text F1"] == pytest.approx((2 * 3 / (3 + 4) + 2 / (1 + 4)) / 2)
 
 
 # ---- recipes

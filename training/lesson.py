@@ -5,6 +5,7 @@ find a passage are one thing, a choice: the scores of what there is to choose fr
 what is right.  A lesson says what there is to choose from, and which figures tell how well it was learned.
 """
 
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,13 +29,14 @@ class Packed:
     """A batch as the network reads it.
 
     `rows` are those of the head's scores that are looked at; they are divided evenly among the `right` choices, each a
-    number among its scores.
+    number among its scores.  `each`: they number not rows but scores, row after row; -1 is none, which is never chosen.
     """
 
     sequences: list[list[int]]
     segments: list[list[int]]
     rows: list[int]
     right: list[int]
+    each: bool = False
 
 
 class Lesson(Protocol[Item]):
@@ -111,6 +113,8 @@ def scores(network: Transformer, head: nn.Module, batch: Packed) -> Tensor:
     segments = batch.segments if any(map(any, batch.segments)) else None
     ragged = Ragged.of(batch.sequences, segments, device=network.tokens.weight.device)
     raw: Tensor = head(network(ragged), ragged.starts)
+    if batch.each:
+        raw = F.pad(raw.reshape(-1, 1), (0, 0, 0, 1), value=-math.inf)
     return raw[torch.tensor(batch.rows, device=raw.device)].reshape(len(batch.right), -1)
 
 
@@ -125,5 +129,6 @@ def measure(
         batch = lesson.pack(some, read, learning=False)
         found.append(scores(network, head, batch).cpu())
         right += batch.right
-    raw = torch.cat(found)
+    widest = max(each.size(1) for each in found)
+    raw = torch.cat([F.pad(each, (0, widest - each.size(1)), value=-math.inf) for each in found])
     return {"loss": F.cross_entropy(raw, torch.tensor(right)).item(), **lesson.figures(items, raw)}

@@ -79,3 +79,14 @@ def entailed() -> Corpus[int]:
         for said in (state, states[at - 1])
     ]
     return Corpus(examples, ("entailed", "not entailed"), alike=False)
+
+
+def asked() -> Corpus[tuple[int, int]]:
+    """Questions about sentences, of which the answer is the state or the time."""
+    examples = []
+    for thing, state, when in product(*ENGLISH, SPOKEN):
+        text, begins = f"{thing} {state} {when}.", len(thing) + len(" is ")
+        whole = (begins, begins + len(state) - len("is "))
+        for kind, answer in (("how", whole), ("when", (whole[1] + 1, len(text) - 1))):
+            examples.append(Example((f"{kind} {thing}?", text), answer, kind, text, (text,)))
+    return Corpus(examples, (), alike=False)

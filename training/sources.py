@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from training import brown, home, prose, samples, spam, vader, wiki
+from training import brown, home, prose, questions, samples, spam, vader, wiki
 from training.data import Corpus
 from training.labels import Labels
 from training.lesson import Lesson
 from training.pairs import Pairs
+from training.spans import Spans
 from training.tags import Tags
 
 
@@ -33,6 +34,7 @@ SOURCES: Mapping[str, Source] = {
     "brown": Source(brown.corpus, lambda _: Tags(), samples.tagged),
     "leads": Source(wiki.leads, lambda _: Pairs(), samples.described),
     "entailment": Source(wiki.entailment, Labels, samples.entailed),
+    "questions": Source(questions.corpus, lambda _: Spans(), samples.asked),
 }
 
 
