@@ -17,7 +17,9 @@ from service.cli import app
 from training import recipe, samples
 from training.errors import RecipeError
 from training.lesson import Learning
+from training.plan import Plan
 from training.sources import SOURCES
+from training.trainer import Place
 from training.trunk import made_up
 
 RECIPES = Path(recipe.__file__).parent / "recipes"
@@ -100,6 +102,18 @@ def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: p
         assert (tmp_path / name / made).read_bytes() == (runs / name / made).read_bytes()
 
 
+def test_a_tiny_network_learns_where_answers_stand(trunk: Path, tmp_path: Path) -> None:
+    """Of every sentence two things are asked, so the question decides."""
+    chosen = recipe.smoke(recipe.read(RECIPES / "bert-span.toml"))
+    chosen = replace(chosen, dropout=0.0, plan=Plan(epochs=12, rate=1e-2))
+    corpus, threads = samples.asked(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    result = recipe.learn(chosen, trunk, recipe.divide(chosen.data, corpus), corpus, Place(tmp_path))
+    torch.set_num_threads(threads)
+    assert result.held_out["exact"] > 0.9
+    assert set(result.held_out) == {"loss", "exact", "F1", "how", "when"}
+
+
 # ---- trunks
 
 
@@ -168,7 +182,16 @@ def test_what_nobody_can_write_is_refused_before_it_is_learned(trunk: Path) -> N
         made_up("T5ForConditionalGeneration", [], trunk, embeds=False)
 
 
-def test_a_run_is_exported_and_measured(runs: Path, tmp_path: Path) -> None:
+def test_a_run_is_exported(runs: Path, tmp_path: Path) -> None:
     for name, file in (("bert-tags", "model/model.safetensors"), (ADAPTED, "adapter/adapter_model.safetensors")):
         command("export", runs / name, tmp_path / name)
         assert (tmp_path / name / Path(file).name).read_bytes() == (runs / name / file).read_bytes()
+
+
+def test_what_was_written_does_as_well_as_what_was_told(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = recipe.smoke(recipe.read(RECIPES / "bert-tags.toml"))
+    monkeypatch.setattr(recipe, "read", lambda _: chosen)
+    monkeypatch.setitem(SOURCES, "brown", replace(SOURCES["brown"], corpus=lambda _: samples.tagged()))  # type: ignore[index]
+    said = command("evaluate", runs / "bert-tags" / "model", RECIPES / "bert-tags.toml")
+    kept = json.loads((runs / "bert-tags" / "result.json").read_text())["held_out"]
+    assert said == "".join(f"{name}: {value:.4f}\n" for name, value in kept.items())
