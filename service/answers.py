@@ -21,6 +21,7 @@ from service.model import Model
 from service.request import Done, Encode, Encoded, Failed, Filled, Table
 from service.spans import Answer, Window, answers
 from service.transcript import EventSource, Submit, Usage
+from service.zero_shot import softmax
 
 PAUSE_S = 0.1  # until a call that was begun asks again whether there is room for the rest
 
@@ -166,6 +167,8 @@ async def reply(model: Model, asked: Reading, read: Read, events: Sequence[tuple
     """One answer of what was said of an input's windows.  What takes long is not done on the event loop."""
     usage = sum((cost for _, cost in events), Usage())
     match events[0][0]:
+        case Encoded() if model.both_orders:
+            return Scores(added([event.values for event, _ in events if isinstance(event, Encoded)], asked), usage)
         case Encoded(values=values):
             return Scores(values, usage)
         case Filled(candidates=[weights]) if asked.form == "words":
@@ -180,6 +183,12 @@ async def reply(model: Model, asked: Reading, read: Read, events: Sequence[tuple
             if model.task == "span":
                 return Found(await asyncio.to_thread(spans, asked, read, tables), usage)
             return Tagged(await asyncio.to_thread(tagged, model, asked, read, tables), usage)
+
+
+def added(orders: Sequence[Sequence[float]], asked: Reading) -> list[float]:
+    """Scores of a pair's two orders, each of which is half of what there is to say; then closed, if wanted."""
+    logits = np.asarray(orders, np.float64).sum(axis=0)
+    return [float(score) for score in (logits if asked.raw else softmax(logits))]
 
 
 def tagged(model: Model, asked: Reading, read: Read, tables: Sequence[NDArray[np.float32]]) -> list[Entity]:

@@ -71,7 +71,7 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """An input as requests, one for each of its windows.
+    """An input as requests, one for each of its windows, or for each order of a pair.
 
     `parts` are the windows' tokens, where what is answered is told of tokens.
     """
@@ -86,6 +86,10 @@ class Given:
     """Tokens that came as such."""
 
     ids: list[int]
+
+    @classmethod
+    def of(cls, given: Input) -> "Given":
+        return cls([id for id in given if isinstance(id, int)])
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -118,14 +122,14 @@ def read_inputs(model: Model, asked: Reading, call: str, terms: Terms) -> list[R
     wrong = [attempt(partial(check_input, model, asked, index)) for index in range(len(asked.inputs))]
     prompt = prompt_of(model, asked)
     good = [given for given, error in zip(asked.inputs, wrong, strict=True) if error is None]
-    texts = [prompt + given if isinstance(given, str) else given for given in good if is_text(given)]
+    texts = [each for given in good if is_text(given) for each in orders(model, prompt, given)]
     encoded = iter(model.tokenizer.encode_batch(texts, offsets=by_token(model, asked)) if texts else ())
     found: list[Read | BadRequest] = []
     for index, (given, error) in enumerate(zip(asked.inputs, wrong, strict=True)):
         if error is None:
-            row = next(encoded) if is_text(given) else Given([id for id in given if isinstance(id, int)])
+            rows = [next(encoded) for _ in orders(model, prompt, given)] if is_text(given) else [Given.of(given)]
             mine = replace(how, id=f"{call}-{index}")
-            found.append(attempt(partial(read_input, model, asked, index, row, mine)))
+            found.append(attempt(partial(read_input, model, asked, index, rows, mine)))
         else:
             found.append(error)
     return found
@@ -138,6 +142,13 @@ def prompt_of(model: Model, asked: Reading) -> str:
         message = f"prompt_name: {model.name} has no prompt {asked.prompt[:LONGEST_QUOTE]!r}; its prompts: {known}"
         raise BadRequest(message, param="prompt_name")
     return model.prompts.get(asked.prompt, "")
+
+
+def orders(model: Model, prompt: str, given: str | tuple[str, str]) -> list[str | tuple[str, str]]:
+    """The text, or the pair, in every order in which it is read."""
+    if isinstance(given, str):
+        return [prompt + given]
+    return [given, (given[1], given[0])] if model.both_orders else [given]
 
 
 def by_token(model: Model, asked: Reading) -> bool:
@@ -168,7 +179,8 @@ def request_for(model: Model, asked: Reading, terms: Terms) -> Encode:
         id="",
         tokens=(),
         form=asked.form,
-        raw=asked.raw or model.task == "span",  # what a span is worth is seen beside a whole context
+        # what a span is worth is seen beside a whole context, a pair in one order beside that in the other
+        raw=asked.raw or model.task == "span" or model.both_orders,
         unit=asked.unit,
         dimensions=asked.dimensions,
         top_k=asked.top_k,
@@ -196,6 +208,8 @@ def check_input(model: Model, asked: Reading, index: int) -> None:
         raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
     if by_token(model, asked) and not is_text(given):
         raise BadRequest(f"{where}: must be text, {model.name} tells where in it something is", param=where)
+    if model.both_orders and not (is_text(given) and isinstance(given, tuple)):
+        raise BadRequest(f"{where}: must be a pair of texts, {model.name} compares them in both orders", param=where)
     if not is_text(given):
         known_tokens(model, [id for id in given if isinstance(id, int)], where)
     for text in (given,) if isinstance(given, str) else given:
@@ -207,10 +221,10 @@ def is_text(given: Input) -> TypeGuard[str | tuple[str, str]]:
     return isinstance(given, str) or isinstance(given[0], str)
 
 
-def read_input(model: Model, asked: Reading, index: int, row: Row, how: Encode) -> Read:
+def read_input(model: Model, asked: Reading, index: int, rows: Sequence[Row], how: Encode) -> Read:
     """One input's requests.  Raises TooLong, or BadRequest if it has nothing to be filled in."""
     given, where = asked.inputs[index], asked.where(index)
-    parts = [row.at(rows) for rows in parts_of(model, asked, row, index)]
+    parts = [row.at(some) for row in rows for some in parts_of(model, asked, row, index)]
     requests = [request_of(model, part, how) for part in parts]
     if how.form == "" and model.task == "fill":
         check_masks(model, asked, requests[0], where)

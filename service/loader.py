@@ -297,6 +297,7 @@ def model_of(need: Need, loaded: Checkpoint, place: Place) -> Model:
         customs=customs_of(cast(Seq2Seq, loaded.head), loaded.writing) if loaded.writing else None,
         prompts=loaded.prompts,
         pooling=loaded.pooling,
+        both_orders=loaded.both_orders,
     )
     if not need.blocks or need.cache_tokens >= model.max_tokens:
         return model
@@ -339,6 +340,7 @@ def adapted(trunk: Model, beside: Beside, number: int) -> Model:
         created=int(time.time()),
         prompts=what.head.prompts,
         pooling=what.head.pooling,
+        both_orders=what.head.both_orders,
         adapter=number,
     )
 

@@ -36,6 +36,7 @@ class Model:
     `prompts` are what may be put before a text, by name; the one without a name is put before every text.
     `adapter` is its number where it shares the network of another model; 0: it has its own.
     `customs`: of a generator that reads one sequence and writes another.
+    `both_orders`: of a classifier that reads pairs, each in both orders, and adds its scores.
     """
 
     name: str
@@ -56,6 +57,7 @@ class Model:
     pooling: str = ""
     adapter: int = 0
     customs: Customs | None = None
+    both_orders: bool = False
 
     @property
     def format(self) -> Format:

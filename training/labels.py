@@ -7,13 +7,22 @@ what has it (recall).
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from torch import Tensor
 
 from training.data import Example
 from training.lesson import Embed, Figures, Packed
 from training.reading import Read, Reader
+
+
+class Known(Protocol):
+    """Something with a label."""
+
+    @property
+    def label(self) -> int: ...
+    @property
+    def domain(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -43,7 +52,7 @@ class Labels:
         tokens, segments = [item.read.tokens for item in items], [item.read.segments for item in items]
         return Packed(tokens, segments, list(range(len(items))), [item.label for item in items])
 
-    def figures(self, items: Sequence[Labelled], scores: Tensor) -> Figures:
+    def figures(self, items: Sequence[Known], scores: Tensor) -> Figures:
         """The share of texts labelled rightly: of all ("accuracy"), of each domain; precision and recall of each
         label."""
         said = scores.argmax(dim=-1).tolist()
@@ -62,6 +71,10 @@ class Labels:
         }
 
     def baselines(self, learned: Sequence[Labelled], items: Sequence[Labelled], embed: Embed) -> Figures:  # noqa: ARG002
-        """The accuracy of always saying the label that is commonest in what was learned."""
-        [(commonest, _)] = Counter(item.label for item in learned).most_common(1)
-        return {"majority": sum(item.label == commonest for item in items) / len(items)}
+        return {"majority": majority(learned, items)}
+
+
+def majority(learned: Sequence[Known], items: Sequence[Known]) -> float:
+    """The accuracy of always saying the label that is commonest in what was learned."""
+    [(commonest, _)] = Counter(item.label for item in learned).most_common(1)
+    return sum(item.label == commonest for item in items) / len(items)

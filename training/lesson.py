@@ -9,6 +9,7 @@ import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 
 from models.ragged import Ragged
 from models.transformer import Transformer
+from training.auxiliary import Language
 from training.data import Example
 from training.reading import Reader
 
@@ -30,6 +32,7 @@ class Packed:
 
     `rows` are those of the head's scores that are looked at; they are divided evenly among the `right` choices, each a
     number among its scores.  `each`: they number not rows but scores, row after row; -1 is none, which is never chosen.
+    Where a text is read in several `orders`, the rows of each stand together and are added.
     """
 
     sequences: list[list[int]]
@@ -37,6 +40,7 @@ class Packed:
     rows: list[int]
     right: list[int]
     each: bool = False
+    orders: int = 1
 
 
 class Lesson(Protocol[Item]):
@@ -70,7 +74,10 @@ class Embed(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Learning(Generic[Item]):
-    """The task (`trainer.Task`): `train` in shuffled batches of `batch` items, measured on `validation`."""
+    """The task (`trainer.Task`): `train` in shuffled batches of `batch` items, measured on `validation`.
+
+    `beside` is what else is learned of the same texts.
+    """
 
     lesson: Lesson[Item]
     network: Transformer
@@ -80,6 +87,7 @@ class Learning(Generic[Item]):
     validation: Sequence[Item]
     batch: int
     seed: int
+    beside: tuple[Language, ...] = ()
 
     def modules(self) -> list[nn.Module]:
         return [self.network, self.head]
@@ -94,11 +102,13 @@ class Learning(Generic[Item]):
         return sum(map(len, batch.sequences))
 
     def counts(self, batch: Packed) -> tuple[int, ...]:
-        return (len(batch.right),)
+        return (len(batch.right), *(each.count(batch.sequences) for each in self.beside))
 
     def losses(self, batch: Packed) -> Tensor:
-        raw = scores(self.network, self.head, batch)
-        return F.cross_entropy(raw, torch.tensor(batch.right, device=raw.device))[None]
+        states = states_of(self.network, batch)
+        raw = answered(self.head, states, batch)
+        chosen = F.cross_entropy(raw, torch.tensor(batch.right, device=raw.device))
+        return torch.stack([chosen, *(each.loss(self.network, states, batch.sequences) for each in self.beside)])
 
     def evaluate(self) -> Figures:
         return measure(self.lesson, self.network, self.head, self.read, self.validation)
@@ -110,12 +120,23 @@ def portions(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
 
 def scores(network: Transformer, head: nn.Module, batch: Packed) -> Tensor:
     """[choices, options], before the head's closing function."""
+    return answered(head, states_of(network, batch), batch)
+
+
+def states_of(network: Transformer, batch: Packed) -> Tensor:
+    """[T, W]"""
     segments = batch.segments if any(map(any, batch.segments)) else None
-    ragged = Ragged.of(batch.sequences, segments, device=network.tokens.weight.device)
-    raw: Tensor = head(network(ragged), ragged.starts)
+    states: Tensor = network(Ragged.of(batch.sequences, segments, device=network.tokens.weight.device))
+    return states
+
+
+def answered(head: nn.Module, states: Tensor, batch: Packed) -> Tensor:
+    """What the head says of a batch's [T, W] states: [choices, options]."""
+    raw: Tensor = head(states, list(accumulate(map(len, batch.sequences), initial=0)))
     if batch.each:
         raw = F.pad(raw.reshape(-1, 1), (0, 0, 0, 1), value=-math.inf)
-    return raw[torch.tensor(batch.rows, device=raw.device)].reshape(len(batch.right), -1)
+    shown = raw[torch.tensor(batch.rows, device=raw.device)]
+    return shown.reshape(-1, batch.orders, shown.size(-1)).sum(dim=1).reshape(len(batch.right), -1)
 
 
 @torch.no_grad()

@@ -35,8 +35,10 @@ class Ranked:
 
 @dataclass(frozen=True)
 class Pairs:
-    """Choices among passages, one a query."""
+    """Choices among passages, one a query: among `learned` in a step, among `measured` for a figure."""
 
+    measured: int = MEASURED
+    learned: int = LEARNED
     kind: Literal["classify"] = "classify"
 
     def items(self, examples: Sequence[Example[str]], read: Reader) -> list[Ranked]:
@@ -53,7 +55,7 @@ class Pairs:
         return sum(item.cut for item in items)
 
     def pack(self, items: Sequence[Ranked], read: Reader, learning: bool) -> Packed:
-        among = LEARNED if learning else MEASURED
+        among = self.learned if learning else self.measured
         texts = read([(item.query, passage) for item in items for passage in item.passages[:among]])
         tokens, segments = [text.tokens for text in texts], [text.segments for text in texts]
         return Packed(tokens, segments, list(range(len(texts))), [0] * len(items))

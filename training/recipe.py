@@ -24,7 +24,9 @@ from models.ragged import Ragged
 from models.transformer import Transformer
 from training.adapter import Adapter, head_spec, refuse_unnamed, write_json
 from training.adapter import save as save_adapter
+from training.auxiliary import Language, special
 from training.data import Corpus, Split, split_by_domain, split_by_source
+from training.delimited import delimited
 from training.dropout import drop
 from training.errors import RecipeError
 from training.lesson import Learning, Lesson, measure, portions
@@ -64,7 +66,7 @@ class Data:
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """All that a run depends on.  Without `lora` the whole trunk is learned, with `dropout` as networks made here have
-    it."""
+    it.  `auxiliary` weighs what is learned beside the task: to tell each token of its texts from those before it."""
 
     __pydantic_config__ = ConfigDict(extra="forbid")
 
@@ -76,6 +78,7 @@ class Recipe:
     plan: Plan
     lora: LowRank | None = None
     dropout: NonNegativeFloat = 0.0
+    auxiliary: NonNegativeFloat = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,6 +117,8 @@ def run(path: Path, out: Path, *, quick: bool = False, resume: bool = False) -> 
     if quick:
         torch.manual_seed(recipe.seed)
         made_up(recipe.architecture, corpus.examples, folder, embeds=recipe.lora is not None)
+    if recipe.trunk.delimited:
+        folder = delimited(folder, out / "delimited", recipe.seed)
     return learn(recipe, folder, divide(recipe.data, corpus), corpus, Place(out, resume, repr(recipe)))
 
 
@@ -126,6 +131,8 @@ def read(path: Path) -> Recipe:
     if recipe.lora and (trunk.fresh or recipe.dropout):
         wrong = "trunk.fresh" if trunk.fresh else "dropout"
         raise RecipeError(f"{path}: {wrong}: only a trunk that is learned whole has it; leave it out, or lora")
+    if recipe.lora and SOURCES[recipe.data.source].said:
+        raise RecipeError(f"{path}: lora: an adapter cannot say how {recipe.data.source} are read; leave it out")
     if recipe.lora and not trunk.name:
         raise RecipeError(f"{path}: trunk.name: an adapter names its base so; say what others know the trunk by")
     return recipe
@@ -169,6 +176,7 @@ def learn(recipe: Recipe, folder: Path, split: Split[Any], corpus: Corpus[Any], 
         validation=parts["validation"],
         batch=recipe.data.batch,
         seed=recipe.seed,
+        beside=auxiliary(recipe, trunk),
     )
     train(task, recipe.plan, place)
     made = written(recipe, folder, learner, labels, place.folder)
@@ -176,6 +184,15 @@ def learn(recipe: Recipe, folder: Path, split: Split[Any], corpus: Corpus[Any], 
     result = replace(result, seconds=time.monotonic() - started)
     write_json(place.folder / "result.json", {**result.said(), made.name: made.name})
     return result
+
+
+def auxiliary(recipe: Recipe, trunk: Checkpoint) -> tuple[Language, ...]:
+    """RecipeError if the trunk sees what it would have to tell."""
+    if not recipe.auxiliary:
+        return ()
+    if not trunk.config.causal:
+        raise RecipeError(f"auxiliary: {trunk.source} sees what comes next; only generators learn to tell it")
+    return (Language(recipe.auxiliary, special(trunk.tokenizer)),)
 
 
 def reader(data: Data, trunk: Checkpoint) -> Reader:
@@ -234,6 +251,7 @@ def written(recipe: Recipe, folder: Path, learner: Learner, labels: Sequence[str
             network=learner.network,
             head=learner.head,
             labels=labels,
+            said=SOURCES[recipe.data.source].said,
         )
         save_whole(whole, out / "model")
         return out / "model"

@@ -4,15 +4,17 @@ Knows neither networks nor recipes.  A new source is a reader and a line here.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from training import brown, home, prose, questions, samples, spam, vader, wiki
+from training import brown, home, paraphrases, prose, questions, samples, spam, vader, wiki
+from training.choices import Choices
 from training.data import Corpus
 from training.labels import Labels
 from training.lesson import Lesson
 from training.pairs import Pairs
+from training.similar import Similar
 from training.spans import Spans
 from training.tags import Tags
 
@@ -20,11 +22,12 @@ from training.tags import Tags
 @dataclass(frozen=True)
 class Source:
     """`corpus` reads what it downloads into a folder; `lesson` is made for the labels found there; `sample` is a little
-    that is made up, of the same shape."""
+    that is made up, of the same shape; `said` is what a config.json says of a network that learned it."""
 
     corpus: Callable[[Path], Corpus[Any]]
     lesson: Callable[[tuple[str, ...]], Lesson[Any]]
     sample: Callable[[], Corpus[Any]]
+    said: Mapping[str, bool] = field(default_factory=dict)
 
 
 SOURCES: Mapping[str, Source] = {
@@ -35,6 +38,8 @@ SOURCES: Mapping[str, Source] = {
     "leads": Source(wiki.leads, lambda _: Pairs(), samples.described),
     "entailment": Source(wiki.entailment, Labels, samples.entailed),
     "questions": Source(questions.corpus, lambda _: Spans(), samples.asked),
+    "paraphrases": Source(paraphrases.corpus, Similar, samples.entailed, {"both_orders": True}),
+    "choices": Source(wiki.leads, lambda _: Choices(), samples.described),
 }
 
 

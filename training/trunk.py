@@ -32,7 +32,7 @@ class Trunk:
     recipe, or one inside a package.
 
     `name` is what others know it by; an adapter names it as its base.  `fresh`: its form and its vocabulary alone are
-    taken, its weights are drawn anew.
+    taken, its weights are drawn anew.  `delimited`: a generator, which is given tokens that stand round texts.
     """
 
     name: str = ""
@@ -40,6 +40,7 @@ class Trunk:
     folder: Path = Path()
     package: Package | None = None
     fresh: bool = False
+    delimited: bool = False
 
 
 def trunk_folder(trunk: Trunk, beside: Path, runs: Path) -> Path:

@@ -5,7 +5,7 @@ of the arithmetic) is the trunk's own, word for word.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,8 @@ OTHERS = ("architectures", "dtype", "torch_dtype", "quantization_config", "sente
 
 @dataclass(frozen=True, kw_only=True)
 class Tuned:
-    """All that goes into the folder.  `trunk` is the one that it was begun with; `family` is its."""
+    """All that goes into the folder.  `trunk` is the one that it was begun with; `family` is its; `said` goes into
+    config.json too."""
 
     trunk: Path
     family: str
@@ -41,6 +42,7 @@ class Tuned:
     network: Transformer
     head: nn.Module
     labels: Sequence[str]
+    said: Mapping[str, object]
 
 
 def refuse_unwritten(family: str, architecture: str) -> None:
@@ -60,5 +62,5 @@ def save(tuned: Tuned, folder: Path) -> None:
     said = {key: value for key, value in read_json(tuned.trunk / "config.json").items() if key not in OTHERS}
     said["vocab_size"] = tuned.network.config.vocab_size
     kind = FAMILIES[tuned.family].heads[tuned.architecture].kind
-    said |= labels_config(tuned.architecture, kind, tuned.labels)
+    said |= {**labels_config(tuned.architecture, kind, tuned.labels), **tuned.said}
     write_network(FORMS[tuned.family], tuned.architecture, [tuned.network, tuned.head], folder, said)

@@ -38,7 +38,7 @@ class Checkpoint:
 
     `fill` gives a part of the network or the head its numbers, where they were not read with the rest.  Of one that
     translates, `network` reads and `head`, a models.seq2seq.Seq2Seq around it, writes, as `writing` has it where nobody
-    asks otherwise.
+    asks otherwise.  `both_orders`: of a pair, what is said of it in either order is added.
     """
 
     source: str
@@ -60,6 +60,7 @@ class Checkpoint:
     suited: Suited
     fill: Callable[[nn.Module], None]
     writing: Writing | None = None
+    both_orders: bool = False
 
 
 def ignore(done: int, total: int) -> None:
@@ -128,6 +129,7 @@ def begin(
         labels=what.head.labels,
         prompts=what.head.prompts,
         pooling=what.head.pooling,
+        both_orders=what.head.both_orders,
         stop_tokens=what.stop_tokens,
         max_tokens=what.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,

@@ -28,6 +28,7 @@ from models.transformer import Transformer
 
 OUTPUT, TOKENS, BIAS = "head.output.weight", "tokens.weight", "head.bias"
 COPIES = ("head.copied.encoder.weight", "head.copied.decoder.weight")  # of the tokens' embeddings, one a side
+BOTH_ORDERS = "both_orders"
 MODULES, SPARSE = "modules.json", "SpladePooling"
 PROMPTS, LOWERED = "config_sentence_transformers.json", "sentence_bert_config.json"
 NO_PROMPTS: Mapping[str, str] = {"": ""}
@@ -113,7 +114,19 @@ def sequence(parts: Parts, config: ModelConfig) -> tuple[Head, int]:
     def build(network: Transformer) -> nn.Module:
         return SequenceHead(network.config, len(labels), scoring, closing)
 
-    return Head("rank" if len(labels) == 1 else "classify", build, labels), input_limit(parts.path, config)
+    both = added(parts, closing)
+    head = Head("rank" if len(labels) == 1 else "classify", build, labels, both_orders=both)
+    return head, input_limit(parts.path, config)
+
+
+def added(parts: Parts, closing: Closing) -> bool:
+    """Whether the scores of a pair's two orders are (Radford et al. 2018, section 3.3), as only we write it."""
+    both, file = parts.config.get(BOTH_ORDERS, False), str(parts.path / "config.json")
+    if not isinstance(both, bool):
+        raise CheckpointError(f"{BOTH_ORDERS} is {both!r}, which should be true or false", file=file)
+    if both and closing != "softmax":
+        raise UnsupportedError(f"{BOTH_ORDERS} is known before a softmax, this head has {closing}", file=file)
+    return both
 
 
 def labels_of(parts: Parts) -> tuple[str, ...]:

@@ -44,6 +44,7 @@ class Head:
     `spare` are names of ours that are left aside where a file has them: a tied tensor's second copy.  `prompts` are
     what may be put before a text, by name; the one without a name is put before every text.  `pooling`: of an embedder.
     `configs` are those of bodies that the head has besides; `writing`: what it writes where nobody asks otherwise.
+    `both_orders`: it reads pairs, each in both orders, and what it says of them is added.
     """
 
     task: str
@@ -54,6 +55,7 @@ class Head:
     pooling: str = ""
     configs: tuple[ModelConfig, ...] = ()
     writing: Writing | None = None
+    both_orders: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
