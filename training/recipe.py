@@ -27,7 +27,7 @@ from training.adapter import save as save_adapter
 from training.auxiliary import Language, special
 from training.data import Corpus, Split, split_by_domain, split_by_source
 from training.delimited import delimited
-from training.dropout import drop
+from training.dropout import Share, drop
 from training.errors import RecipeError
 from training.lesson import Learning, Lesson, measure, portions
 from training.lora import LoraLinear, LowRank, wrap
@@ -77,7 +77,7 @@ class Recipe:
     data: Data
     plan: Plan
     lora: LowRank | None = None
-    dropout: NonNegativeFloat = 0.0
+    dropout: Share = 0.0
     auxiliary: NonNegativeFloat = 0.0
 
 

@@ -3,9 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ConfigDict, NonNegativeFloat, NonNegativeInt, PositiveInt
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt
 
 from models.config import ModelConfig
+from training.dropout import Share
 from training.errors import RecipeError
 
 
@@ -19,7 +20,7 @@ class Shape:
     depth: PositiveInt
     heads: PositiveInt
     mlp_width: NonNegativeInt = 0
-    dropout: NonNegativeFloat = 0.0
+    dropout: Share = 0.0
 
     def config(self, tokens: int, most: int, **others: Any) -> ModelConfig:
         """Over so many tokens, of which `most` are read at once.  RecipeError if heads don't divide the width."""

@@ -18,7 +18,6 @@ from training.adapter import labels_config
 from training.errors import RecipeError
 from training.export import FORMS, write_network
 
-WEIGHTS = "model.safetensors"
 VOCABULARY = (
     "tokenizer.json",
     "tokenizer_config.json",
