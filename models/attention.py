@@ -6,6 +6,7 @@ size attend together in one Group and the rest in others; `grouping` weighs a gr
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -241,6 +242,7 @@ class Relative(Attention):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__(config, layer)
         self.relative = RelativeVectors(config.farthest, config.head_width)
+        self.weigh: Callable[[Tensor], Tensor] = partial(torch.softmax, dim=-1)  # in the place of `mix`
 
     def mixing(self, frame: Frame, group: Group) -> Mix:  # noqa: ARG002
         assert group.before is not None
@@ -253,7 +255,7 @@ class Relative(Attention):
             asking = query.transpose(1, 2) * (scale or query.size(3) ** -0.5)  # [N, H, Q, D]
             kinds = of.expand(*asking.shape[:3], -1)
             scores = (asking @ key.mT).add_((asking @ self.relative.keys.weight.T).gather(-1, kinds))
-            weights = (scores if mask is None else scores.add_(mask)).softmax(dim=-1)
+            weights = self.weigh(scores if mask is None else scores.add_(mask))
             sums = weights.new_zeros(*asking.shape[:3], self.relative.values.num_embeddings)
             sums = sums.scatter_add(-1, kinds, weights)
             return (weights @ value + sums @ self.relative.values.weight).transpose(1, 2).flatten(2)

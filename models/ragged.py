@@ -22,7 +22,8 @@ class Ragged:
     `tokens[i]` stands at `positions[i]` of its sequence.  With a `cache`, the rows are only the newest tokens of
     their sequences, and the older ones are read from it.  `wanted` are the rows whose states are asked for; None
     asks for all.  With `spans` one kernel attends for all sequences, else they do in groups.  With a `memory` they are
-    written from other texts, which were read before.
+    written from other texts, which were read before.  `embedded` stand in the place of what the network's table has for
+    its tokens: who differentiates by them, or lies between two texts, gives them.
     """
 
     tokens: Tensor  # [T]
@@ -34,6 +35,7 @@ class Ragged:
     spans: Spans | None = None
     additions: Additions | None = None  # of adapters, to the network's products
     memory: MemoryView | None = None
+    embedded: Tensor | None = None  # [T, E]
 
     @classmethod
     def of(

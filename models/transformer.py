@@ -128,7 +128,7 @@ class Transformer(nn.Module):
 
     def open(self, batch: Ragged) -> tuple[Tensor, Frame]:
         """What the first block is given: embeddings [T, W], and what all blocks share."""
-        x = self.tokens(batch.tokens)
+        x = self.tokens(batch.tokens) if batch.embedded is None else batch.embedded
         if self.config.embedding_scale != 1.0:
             x = x * self.config.embedding_scale
         if self.segments is not None:

@@ -75,7 +75,7 @@ class RecurrentTranslator(nn.Module):
         if min(batch.lengths, default=0) == 0:
             message = "a sequence has no token, and one is needed in each"
             raise EncodingError(message)
-        vectors: Tensor = self.dropout(self.tokens(batch.tokens))
+        vectors: Tensor = self.dropout(self.tokens(batch.tokens) if batch.embedded is None else batch.embedded)
         return vectors
 
 

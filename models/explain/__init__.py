@@ -1,0 +1,29 @@
+"""Why a network said what it said: `explain(watched, asked)`.
+
+Knows token ids and raw scores, no text and no request.  The one idea: whatever takes long is a generator that yields
+between pieces of work, so that whoever drives it can let others compute in between.
+"""
+
+from collections.abc import Callable, Generator
+
+from models.explain.asked import PIECE, Asked, Attribution, Explanation, Goal, Method, Text, Weights
+from models.explain.gradients import gradient_x_input, integrated_gradients
+from models.explain.looking import attention
+from models.explain.watched import Watched
+
+__all__ = ["PIECE", "Asked", "Attribution", "Explanation", "Goal", "Method", "Text", "Watched", "Weights", "explain"]
+
+Steps = Generator[None, None, Explanation]
+METHODS: dict[Method, Callable[[Watched, Asked, int], Steps]] = {
+    "attention": attention,
+    "gradient_x_input": gradient_x_input,
+    "integrated_gradients": integrated_gradients,
+}
+
+
+def explain(watched: Watched, asked: Asked, *, piece: int = PIECE) -> Steps:
+    """Yields between pieces of about `piece` token rows, forward or forward and backward; one text alone may be longer.
+
+    UnsupportedError where the network has nothing of that kind to show.
+    """
+    return METHODS[asked.method](watched, asked, piece)

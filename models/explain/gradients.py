@@ -1,0 +1,83 @@
+"""What a goal owes to each row, by its derivatives after what the network reads of it.
+
+Knows embeddings, and nothing of what is inside a network.  The one idea: the embeddings of the words alone are moved,
+positions and segments stay where they are; and as many texts between the baseline and the text are computed together
+as make a piece.
+"""
+
+from collections.abc import Generator, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from models.explain.asked import Asked, Attribution, Explanation
+from models.explain.reading import Reading
+from models.explain.watched import Watched
+
+
+def gradient_x_input(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:  # noqa: ARG001
+    """The derivative after a row's embedding, times that embedding (Shrikumar et al. 2017, arXiv:1704.02685)."""
+    reading, there = watched.reading(asked), watched.embeddings(asked.text)
+    values, found = np.zeros(len(asked.goals)), []
+    for goal, value, slopes in sloping(watched, asked, reading, there[None]):
+        values[goal] = value.item()
+        found.append((slopes[0] * there).sum(dim=-1).cpu().numpy())
+        yield
+    pairs = zip(found, values.tolist(), strict=True)
+    return Explanation(attributions=tuple(Attribution(rows, score, float("nan")) for rows, score in pairs))
+
+
+def integrated_gradients(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
+    """The mean of those derivatives on the way from a baseline to the text, times that way (Sundararajan et al. 2017,
+    arXiv:1703.01365).
+
+    The mean is taken by Gauss and Legendre's rule with `steps` points, which is exact for polynomials of twice that
+    degree.  What all rows owe together is the goal's value for the text less that for the baseline (completeness),
+    but for what the rule misses.
+    """
+    reading, there, nothing = watched.reading(asked), watched.embeddings(asked.text), baseline(watched, asked)
+    way = there - nothing
+    means = torch.zeros(len(asked.goals), *way.shape, dtype=torch.float64, device=way.device)
+    for at, weights in points(asked.steps, max(1, piece // asked.text.rows), way):
+        for goal, _, slopes in sloping(watched, asked, reading, nothing + at[:, None, None] * way):
+            means[goal] += torch.einsum("n,nre->re", weights, slopes)
+            yield
+    owed = (means * way).sum(dim=-1).float().cpu().numpy()
+    ends = []
+    for point in (there, nothing):
+        with torch.inference_mode(False), torch.no_grad():
+            ends.append(reading(watched.states([asked.text], point[None]))[0].tolist())
+        yield
+    return Explanation(attributions=tuple(map(Attribution, owed, *ends)))
+
+
+def sloping(watched: Watched, asked: Asked, reading: Reading, at: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """The number of each goal, its values [N] where embeddings are `at` [N, rows, E], and their derivatives there.
+
+    One forward pass for all goals, and a backward pass for each.  Between them nothing of torch's modes is held.
+    """
+    with torch.inference_mode(False), torch.enable_grad():
+        at = at.clone().requires_grad_()
+        values = reading(watched.states([asked.text] * len(at), at))  # [N, G]
+    last = values.size(1) - 1
+    for goal in range(last + 1):
+        with torch.inference_mode(False), torch.enable_grad():
+            (slopes,) = torch.autograd.grad(values[:, goal].sum(), at, retain_graph=goal < last)
+        yield goal, values[:, goal].detach(), slopes
+
+
+def points(steps: int, together: int, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Where between 0 and 1 to look, and how much each look counts: so many at a time."""
+    places, weights = np.polynomial.legendre.leggauss(steps)
+    at, counts = (like.new_tensor(numbers) for numbers in ((1 + places) / 2, weights / 2))
+    yield from zip(torch.split(at, together), torch.split(counts, together), strict=True)
+
+
+@torch.no_grad()
+def baseline(watched: Watched, asked: Asked) -> Tensor:
+    """[rows, E] of a text that says nothing: each row the baseline's token, or zero; but for those that are kept."""
+    there = watched.embeddings(asked.text)
+    nothing = torch.zeros_like(there) if asked.baseline < 0 else watched.embedded([asked.baseline]).expand_as(there)
+    kept = torch.tensor([row in asked.kept for row in range(len(there))], device=there.device)
+    return torch.where(kept[:, None], there, nothing)

@@ -1,0 +1,179 @@
+"""A network whose attention can be seen, whose heads can be silenced, and that can be differentiated by what it reads.
+
+Knows no method, no text and no request.  The one idea: whatever is explained is run as it is served, one body for all,
+with lenses laid over its attention and embeddings that are handed to it; so it has to be a network of one's own, which
+answers nobody else.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.attention import Attention
+from models.encoder_decoder import EncoderDecoder
+from models.explain import reading
+from models.explain.asked import Asked, Goal, Part, Text
+from models.explain.lens import Lens, Plate
+from models.explain.reading import Reading
+from models.heads import Pooler, SequenceHead
+from models.ragged import Ragged
+from models.recurrent.network import RecurrentTranslator
+from models.transformer import Transformer
+
+Writer = EncoderDecoder | RecurrentTranslator
+Shape = tuple[int, int]  # how many layers, of how many heads
+
+
+class Watched:
+    """`silenced`: heads whose mixed values are zero, (part, layer, head); whoever watches changes it at will."""
+
+    def __init__(self, network: nn.Module, head: nn.Module) -> None:
+        """As models.checkpoint.load gives them.  They become float32 that nobody learns, and are changed for good."""
+        own([network, head])
+        self.network, self.head = network.eval(), head.eval()
+        self.writer: Writer | None = head if isinstance(head, Writer) else None
+        self.lenses: dict[Part, list[Lens]] = {
+            part: [Lens(attention) for attention in found] for part, found in attentions(network, head).items()
+        }
+        self.silenced: set[tuple[Part, int, int]] = set()
+
+    @property
+    def layout(self) -> Mapping[Part, Shape]:
+        """Of each part that has attention; a recurrent network's is one head that looks across."""
+        if isinstance(self.writer, RecurrentTranslator):
+            return {} if self.writer.config.attention == "none" else {"cross": (1, 1)}
+        return {part: (len(lenses), lenses[0].heads) for part, lenses in self.lenses.items()}
+
+    @property
+    def table(self) -> nn.Embedding:
+        """Of tokens' embeddings: one for both sides, where there are two."""
+        owner = self.writer.encoder if isinstance(self.writer, EncoderDecoder) else self.network
+        return cast(nn.Embedding, owner.tokens)
+
+    @torch.no_grad()
+    def embeddings(self, text: Text) -> Tensor:
+        """[rows, E], before they are scaled, placed or projected."""
+        return self.embedded([*text.source, *text.tokens])
+
+    def embedded(self, tokens: Sequence[int]) -> Tensor:
+        vectors: Tensor = self.table(torch.tensor(tokens, device=self.table.weight.device))
+        return vectors
+
+    def states(self, texts: Sequence[Text], embedded: Tensor | None = None) -> Tensor:
+        """[N, T, W] of N texts that are alike in all lengths: what the head reads of each row of `tokens`.
+
+        `embedded` [N, rows, E] is read in the place of their tokens.
+        """
+        self._silence()
+        read, device = len(texts[0].source), self.table.weight.device
+        tokens = Ragged.of([text.tokens for text in texts], self._segments(texts), device)
+        if embedded is not None:
+            tokens = replace(tokens, embedded=embedded[:, read:].flatten(0, 1))
+        if self.writer is None:
+            states = cast(Transformer, self.network)(tokens)
+        else:
+            source = Ragged.of([text.source for text in texts], device=device)
+            if embedded is not None:
+                source = replace(source, embedded=embedded[:, :read].flatten(0, 1))
+            states = self.writer.readout(source, tokens)
+        return cast(Tensor, states.unflatten(0, (len(texts), -1)))
+
+    def reading(self, asked: Asked) -> Reading:
+        """What the goals are worth, given those states."""
+        return self.reads(asked.goals, asked.beside)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def reads(self, goals: Sequence[Goal], beside: Text | None) -> Reading:
+        other = None if beside is None else reading.vector(cast(Pooler, self.head), self.states([beside]))
+        return Reading(self.head, goals, other)
+
+    @torch.no_grad()
+    def scores(self, text: Text, rows: Sequence[int] = (), beside: Text | None = None) -> Tensor:
+        """Raw scores: of labels [1, C]; where every row is answered for [T, C], or [R, C] of those `rows`; of
+        embedders [1, 1] the cosine with the text `beside`.
+
+        Row r of what generates, or writes, is what may come behind token r.
+        """
+        states = self.states([text])
+        if isinstance(self.head, Pooler):
+            assert beside is not None
+            other = reading.vector(self.head, self.states([beside]))
+            return reading.similarity(self.head, states, other)
+        wanted = [0] if isinstance(self.head, SequenceHead) else list(rows or range(len(text.tokens)))
+        some, matrix, bias = reading.last(self.head, states, wanted)
+        return F.linear(some[0], matrix, bias)
+
+    @torch.no_grad()
+    def look(self, text: Text, plates: Mapping[Part, Plate]) -> None:
+        """Lay the weights of one text on plates."""
+        try:
+            for part, plate in plates.items():
+                for layer in plate.layers:
+                    self.lenses[part][layer].plate = plate
+            self.states([text])
+        finally:
+            for lens in (lens for part in plates for lens in self.lenses[part]):
+                lens.plate = None
+
+    @torch.no_grad()
+    def alignments(self, text: Text) -> NDArray[np.float32]:
+        """[Q, K] how much a recurrent network looks at each token that it read, behind each that it wrote."""
+        assert isinstance(self.writer, RecurrentTranslator)
+        device, rows = self.table.weight.device, []
+        state = self.writer.begin(Ragged.of([text.source], device=device))
+        for token in text.tokens:
+            _, state = self.writer.step(torch.tensor([token], device=device), state)
+            rows.append(self.writer.looked(state)[0])
+        found: NDArray[np.float32] = torch.stack(rows).cpu().numpy()
+        return found
+
+    def _segments(self, texts: Sequence[Text]) -> list[tuple[int, ...]] | None:
+        if getattr(self.network, "segments", None) is None:
+            return None
+        return [text.segments or (0,) * len(text.tokens) for text in texts]
+
+    def _silence(self) -> None:
+        for part, lenses in self.lenses.items():
+            for lens in lenses:
+                lens.silent = {head for where, layer, head in self.silenced if (where, layer) == (part, lens.layer)}
+
+
+def attentions(network: nn.Module, head: nn.Module) -> dict[Part, list[Attention]]:
+    """Layer by layer."""
+    if isinstance(head, EncoderDecoder):
+        bodies: dict[Part, Transformer] = {"encoder": head.encoder, "decoder": head.decoder}
+        crossing: dict[Part, list[Attention]] = {"cross": list(head.decoder.looking)}
+    else:
+        bodies, crossing = {"self": network} if isinstance(network, Transformer) else {}, {}
+    looking_back = {part: [cast(Attention, block.attention) for block in body.blocks] for part, body in bodies.items()}
+    return looking_back | crossing
+
+
+def own(modules: Sequence[nn.Module]) -> None:
+    """Their numbers as float32 that is constant to autograd, what is shared still shared.
+
+    What was read under torch's inference mode could take no part in a backward pass: it is copied.
+    """
+    made: dict[int, Tensor] = {}
+    with torch.inference_mode(False):
+        for part in nn.ModuleList(modules).modules():
+            numbers = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+            for name, kept in numbers:
+                if id(kept) not in made:
+                    made[id(kept)] = plain(kept)
+                setattr(part, name, made[id(kept)])
+
+
+def plain(kept: Tensor) -> Tensor:
+    if not kept.is_inference() and (kept.dtype == torch.float32 or not kept.is_floating_point()):
+        return kept.requires_grad_(False)
+    copied = kept.detach().clone()
+    copied = copied.float() if copied.is_floating_point() else copied
+    return nn.Parameter(copied, requires_grad=False) if isinstance(kept, nn.Parameter) else copied
