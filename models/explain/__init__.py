@@ -8,7 +8,8 @@ from collections.abc import Callable, Generator
 
 from models.explain.asked import PIECE, Asked, Attribution, Explanation, Goal, Method, Text, Weights
 from models.explain.gradients import gradient_x_input, integrated_gradients
-from models.explain.looking import attention
+from models.explain.looking import attention, attention_flow, attention_rollout
+from models.explain.occlusion import occlusion
 from models.explain.watched import Watched
 
 __all__ = ["PIECE", "Asked", "Attribution", "Explanation", "Goal", "Method", "Text", "Watched", "Weights", "explain"]
@@ -16,8 +17,11 @@ __all__ = ["PIECE", "Asked", "Attribution", "Explanation", "Goal", "Method", "Te
 Steps = Generator[None, None, Explanation]
 METHODS: dict[Method, Callable[[Watched, Asked, int], Steps]] = {
     "attention": attention,
+    "attention_rollout": attention_rollout,
+    "attention_flow": attention_flow,
     "gradient_x_input": gradient_x_input,
     "integrated_gradients": integrated_gradients,
+    "occlusion": occlusion,
 }
 
 

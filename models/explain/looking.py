@@ -1,12 +1,15 @@
-"""Attention as it is: of each layer and head that is asked for.
+"""Attention as it is, of each layer and head that is asked for; and that of all layers together.
 
 Knows nothing of gradients.
 """
 
 from collections.abc import Generator
+from typing import Literal
 
 from models.errors import UnsupportedError
+from models.explain import flows
 from models.explain.asked import Asked, Explanation, Part, Weights
+from models.explain.flows import Floats
 from models.explain.lens import Plate
 from models.explain.watched import Shape, Watched
 
@@ -25,6 +28,35 @@ def attention(watched: Watched, asked: Asked, piece: int) -> Generator[None, Non
     plates = {part: plate_of(asked, part, shape) for part, shape in watched.layout.items()}
     watched.look(text, plates)
     return Explanation(tuple(Weights(part, plate.values, plate.layers, plate.heads) for part, plate in plates.items()))
+
+
+def attention_rollout(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:  # noqa: ARG001
+    """See models.explain.flows.  Of an encoder-decoder that of its encoder."""
+    weights = means(watched, asked)
+    yield
+    return together("rollout", flows.rollout(weights))
+
+
+def attention_flow(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:  # noqa: ARG001
+    """The same."""
+    weights = means(watched, asked)
+    yield
+    return together("flow", (yield from flows.flow(weights)))
+
+
+def means(watched: Watched, asked: Asked) -> Floats:
+    """[L, Q, Q] of all layers, each the mean of its heads: what models.explain.flows takes."""
+    part: Part = "encoder" if "encoder" in watched.layout else "self"
+    if part not in watched.layout:
+        raise UnsupportedError("nothing in it looks at its own text; ask for attention, which is its alignment")
+    layers, heads = watched.layout[part]
+    plate = Plate.of(tuple(range(layers)), tuple(range(heads)), sides(asked, part), mean=True)
+    watched.look(asked.text, {part: plate})
+    return plate.values[:, 0]
+
+
+def together(kind: Literal["rollout", "flow"], values: Floats) -> Explanation:
+    return Explanation((Weights(kind, values[None, None], (0,), (0,)),))
 
 
 def plate_of(asked: Asked, part: Part, shape: Shape) -> Plate:

@@ -1,0 +1,74 @@
+"""What is lost when words are hidden.
+
+Knows no gradients: it asks the network again, once for each place, as many texts together as make a piece.
+"""
+
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from models.explain.asked import Asked, Attribution, Explanation, Text
+from models.explain.reading import Reading
+from models.explain.watched import Watched
+
+Floats = NDArray[np.float64]
+
+
+def occlusion(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
+    """A goal's value less what it is where a window of rows holds the baseline's token (Zeiler and Fergus 2014,
+    arXiv:1311.2901).
+
+    Windows begin at every row.  What is lost is spread evenly over the rows of a window, and a row's number is the mean
+    over the windows that it was in.  A row that is never hidden has 0.
+    """
+    reading, places = watched.reading(asked), list(windows(asked))
+    score = valued(watched, reading, [asked.text])[0]
+    yield
+    lost, times = np.zeros((len(asked.goals), asked.text.rows)), np.zeros(asked.text.rows)
+    together = max(1, piece // asked.text.rows)
+    for first in range(0, len(places), together):
+        some = places[first : first + together]
+        values = valued(watched, reading, [without(asked, place) for place in some])
+        for place, value in zip(some, values, strict=True):
+            lost[:, place.start : place.stop] += (score - value)[:, None] / len(place)
+            times[place.start : place.stop] += 1
+        yield
+    rows = (lost / times.clip(1)).astype(np.float32)
+    pairs = zip(rows, score.tolist(), strict=True)
+    return Explanation(attributions=tuple(Attribution(values, value, float("nan")) for values, value in pairs))
+
+
+@torch.no_grad()
+def valued(watched: Watched, reading: Reading, texts: Sequence[Text]) -> Floats:
+    """[N, G] the goals' values of N texts."""
+    values: Floats = reading(watched.states(texts)).double().cpu().numpy()
+    return values
+
+
+def windows(asked: Asked) -> Iterator[range]:
+    """Rows that are hidden together: neighbours in one text, none of which is kept.  Where fewer are left than a window
+    has, those."""
+    read, rows = len(asked.text.source), asked.text.rows
+    for first, end in runs(asked.kept | {-1, rows}, read, rows):
+        size = min(asked.window, end - first)
+        yield from (range(start, start + size) for start in range(first, end - size + 1))
+
+
+def runs(walls: frozenset[int] | set[int], read: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Of `rows`, what lies between walls, and between the text that is read and the one that is written."""
+    edges = sorted({(wall, wall + 1) for wall in walls if wall <= rows} | {(read, read)})
+    for (_, first), (end, _) in pairwise(edges):
+        if first < end:
+            yield first, end
+
+
+def without(asked: Asked, hidden: range) -> Text:
+    """The text with the baseline's token in the hidden rows."""
+    read = len(asked.text.source)
+    rows = [*asked.text.source, *asked.text.tokens]
+    rows[hidden.start : hidden.stop] = [asked.baseline] * len(hidden)
+    return replace(asked.text, source=tuple(rows[:read]), tokens=tuple(rows[read:]))
