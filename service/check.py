@@ -15,8 +15,9 @@ from service import machine
 from service.budget import MIB, Budget, Need, Sized, least, mib, need_beside, sized
 from service.drafts import drafting_for
 from service.errors import NoRoom
+from service.names import is_name, trunk_of
 from service.place import placed
-from service.settings import Settings, is_name, trunk_of
+from service.settings import Settings
 
 HEADER = ("model", "weights", "cache", "workspace", "total")
 

@@ -12,6 +12,7 @@ PolyheadError
 ├── NotFound            404  no such route or model
 ├── MethodNotAllowed    405  the route exists, for another verb
 ├── BodyTooLarge        413  the body exceeds the limit
+├── AnswerTooLarge      413  what was asked for would be more than is told, or computed, at once
 ├── SlowBody            408  the body took longer than the limit
 ├── Unreadable          ...  what came is no HTTP request, or one that is not read; it knows its own status
 ├── Conflict            409  another change of the served models is going on, or it contradicts what is served
@@ -92,6 +93,10 @@ class MethodNotAllowed(PolyheadError):
 
 class BodyTooLarge(PolyheadError):
     status, code = 413, "body_too_large"
+
+
+class AnswerTooLarge(PolyheadError):
+    status, code = 413, "answer_too_large"
 
 
 class SlowBody(PolyheadError):

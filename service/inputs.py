@@ -63,6 +63,7 @@ class Reading:
     asking: Asking = ANY
     top_k: int = 5  # words for each mask
     targets: tuple[str, ...] = ()  # the words to choose from; empty: all
+    placed: bool = False  # where tokens stand in the text is wanted, whatever the head
 
     def where(self, index: int) -> str:
         """What messages call one of the inputs."""
@@ -153,7 +154,7 @@ def orders(model: Model, prompt: str, given: str | tuple[str, str]) -> list[str 
 
 def by_token(model: Model, asked: Reading) -> bool:
     """Whether what is answered is told of tokens."""
-    return asked.form == "" and model.task in BY_TOKEN
+    return asked.placed or (asked.form == "" and model.task in BY_TOKEN)
 
 
 def raised(function: Callable[[], T]) -> T | BadRequest:

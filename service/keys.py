@@ -17,7 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pydantic_core import ErrorDetails
 
 from service import yaml_file
-from service.settings import HASH, NAME, SettingsError
+from service.names import NAME
+from service.settings import HASH, SettingsError
 from service.yaml_file import Document, FileError
 
 Scope = Literal["inference", "models", "metrics", "admin"]

@@ -86,13 +86,13 @@ class Loader:
 
     def __init__(self, engine: Engine, settings: Settings, executed: Executed) -> None:
         self._engine, self._settings, self._executed = engine, settings, executed
-        self._place = placed(settings)
-        if not self._place.instructions:
-            gpu = self._place.device.type == "cuda"
-            log.info("torch computes, not the compiled step: %s", unable(settings, self._place.precision, gpu))
-        limit = settings.memory_mib << 20 or machine.spendable_memory(self._place.device)
+        self.place = placed(settings)
+        if not self.place.instructions:
+            gpu = self.place.device.type == "cuda"
+            log.info("torch computes, not the compiled step: %s", unable(settings, self.place.precision, gpu))
+        limit = settings.memory_mib << 20 or machine.spendable_memory(self.place.device)
         self.budget = Budget(limit, settings)
-        self._reach = Reach(Path(settings.model_root or settings.model_dir).expanduser(), known(settings))
+        self.reach = Reach(Path(settings.model_root or settings.model_dir).expanduser(), known(settings))
         self._proven: Sizes = {}  # of the heads of adapters
         self.spent = {"describe": 0.0, "read and pack": 0.0, "warm up": 0.0}  # seconds, on all models
 
@@ -100,7 +100,7 @@ class Loader:
         """Raises ModelError, and whatever a checkpoint makes a library raise."""
 
         def read() -> Described:
-            what = checkpoint.describe(source, self._reach)
+            what = checkpoint.describe(source, self.reach)
             draft = drafting_for(name, what, self._settings)
             size = sized(name, what, draft)
             placed(self._settings, size.suited, size.config)  # refused now, it troubles no other model's plan
@@ -113,7 +113,7 @@ class Loader:
         """An adapter over a trunk, described.  Raises as `describe` does."""
 
         def read() -> Beside:
-            laid = trunk.lay(self._reach.place(source))
+            laid = trunk.lay(self.reach.place(source))
             place = placed(self._settings, suited(trunk.what.entries.values()), trunk.what.config)
             return Beside(source, laid, need_beside(name, laid, place))
 
@@ -156,8 +156,8 @@ class Loader:
         place = placed(self._settings, described.sized.suited, described.sized.config)
         if place.instructions and self._settings.precision == "auto":
             log.info("%s: %s", described.sized.name, explained(described.sized.suited))
-        if self._place.instructions and not place.instructions:
-            log.info("%s: %s", described.sized.name, apart(unfit(described.sized.config), self._place))
+        if self.place.instructions and not place.instructions:
+            log.info("%s: %s", described.sized.name, apart(unfit(described.sized.config), self.place))
         need, began = self.budget.plan(described.sized, others, kept), time.perf_counter()
         with ExitStack() as undo:
             self.budget.take(need)
@@ -212,17 +212,9 @@ class Loader:
 
     def _read(self, described: Described, heard: Heard) -> Checkpoint:
         """On the engine's thread, as the next.  For the compiled step weights are read later, as they are packed."""
-        breathed = time.perf_counter()
-
-        def progress(done: int, total: int) -> None:
-            nonlocal breathed
-            heard(min(done / total, 1.0) if total else 0.0)
-            if time.perf_counter() - breathed > HOLD_S:
-                self._engine.breathe()
-                breathed = time.perf_counter()
-
         place = placed(self._settings, described.sized.suited, described.sized.config)
         read = checkpoint.begin if place.instructions else checkpoint.read
+        progress = breathing(self._engine, heard)
         return read(described.source, described.what, dtype=place.dtype, device=place.device, progress=progress)
 
     def _executor(self, need: Need, loaded: Checkpoint) -> Executor:
@@ -254,6 +246,20 @@ class Loader:
         if not loaded.writing:  # a state that is not the newest is made again from the beginning
             generator.speculation = Speculation(settings.draft_tokens, settings.max_running, drafter)
         return generator
+
+
+def breathing(engine: Engine, heard: Heard) -> Callable[[int, int], None]:
+    """For whoever reads on the engine's thread: tells how much is read, and lets the others have their turns."""
+    breathed = time.perf_counter()
+
+    def progress(done: int, total: int) -> None:
+        nonlocal breathed
+        heard(min(done / total, 1.0) if total else 0.0)
+        if time.perf_counter() - breathed > HOLD_S:
+            engine.breathe()
+            breathed = time.perf_counter()
+
+    return progress
 
 
 def known(settings: Settings) -> frozenset[str]:

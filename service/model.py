@@ -3,7 +3,7 @@
 Knows no torch, so that whoever speaks HTTP can hold one.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,6 +13,20 @@ from models.chat.format import Format
 from models.tokenizer import Tokenizer
 from service.errors import PolyheadError
 from service.request import Beams, Sampling, Task
+
+DOES: Mapping[Task, str] = {
+    "generate": "generate text",
+    "classify": "classify",
+    "rank": "rank",
+    "embed": "embed",
+    "tag": "label tokens",
+    "span": "find answers in texts",
+    "fill": "fill in masked tokens",
+}
+
+
+def wanted(tasks: Collection[Task]) -> str:
+    return " or ".join(DOES[task] for task in sorted(tasks))
 
 
 @dataclass(frozen=True, kw_only=True)

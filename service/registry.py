@@ -28,21 +28,14 @@ from service.errors import (
     spoken,
 )
 from service.loader import Beside, Described, Executed, Loader, Served
-from service.model import Known, Model, State, concerning
-from service.request import Request, Task
-from service.settings import NAME, Settings, SettingsError, is_name, trunk_of
+from service.model import DOES, Known, Model, State, concerning, wanted
+from service.names import NAME, is_name, trunk_of
+from service.request import Explain, Request, Task
+from service.settings import Settings, SettingsError
+from service.watching import Watching
 
 LATE_S = 1.0  # for requests that found a model before it was taken away and are not submitted yet
 LONGEST_WAIT = 60  # seconds
-DOES: Mapping[Task, str] = {
-    "generate": "generate text",
-    "classify": "classify",
-    "rank": "rank",
-    "embed": "embed",
-    "tag": "label tokens",
-    "span": "find answers in texts",
-    "fill": "fill in masked tokens",
-}
 # What clients say that name no model, because they know of one only.
 PLACEHOLDERS = frozenset({"", "default", "dummy", "tei", "tgi"})
 STOPPED = (Stopped, Unavailable)  # the engine ends, and nothing is wrong with the model
@@ -66,6 +59,7 @@ class Registry:
         refuse_unknown(settings)
         self._engine, self._told = engine, told
         self._loader = Loader(engine, settings, executed)
+        self._watching = Watching(engine, settings, self._loader)
         self._sources = dict(settings.models)
         self._states = {name: State("waiting") for name in settings.models}
         self._served: dict[str, Served] = {}
@@ -132,7 +126,14 @@ class Registry:
 
     def submit(self, model: Model, requests: Sequence[Request]) -> list[Stream]:
         with concerning(model):
-            return self._engine.submit(self._worker(model), requests)
+            return self._engine.submit(self._worker(model, requests), requests)
+
+    async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]:
+        """See to it that there is what explains its answers, before requests to do so are submitted; see Watching."""
+        trunk = trunk_of(model.name)
+        source = f"{self._sources[trunk]}+{model.source}" if trunk else model.source
+        with concerning(model):
+            return await self._watching.watch(model, source)
 
     # At the start
 
@@ -307,6 +308,7 @@ class Registry:
         late = min(LATE_S, drain_s)
         await asyncio.sleep(late)
         self._retiring.remove(served)
+        await self._watching.forget(served.model)
         await self._loader.retire(served, drain_s - late)
         if served.model.name not in self._states:
             self._told.unloaded(served.model)
@@ -318,7 +320,10 @@ class Registry:
 
     # What is said of a name
 
-    def _worker(self, model: Model) -> Worker:
+    def _worker(self, model: Model, requests: Sequence[Request]) -> Worker:
+        watch = self._watching.worker(model)
+        if watch is not None and requests and isinstance(requests[0], Explain):
+            return watch
         for served in (*self._retiring, *self._served.values()):
             if served.model is model:
                 return served.worker
@@ -385,10 +390,6 @@ async def outcome_of(work: Coroutine[Any, Any, None]) -> BaseException | None:
     """What it raised."""
     outcomes: Sequence[BaseException | None] = await asyncio.gather(work, return_exceptions=True)
     return outcomes[0]
-
-
-def wanted(tasks: Collection[Task]) -> str:
-    return " or ".join(DOES[task] for task in sorted(tasks))
 
 
 def complain(what: str, error: Exception) -> None:

@@ -8,6 +8,11 @@ from service.errors import PolyheadError
 from service.guide import Guide
 
 Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill"]
+Duty = Literal[Task, "explain"]  # what a worker does: the task of its model, or it says why
+Method = Literal[
+    "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
+]
+Goal = tuple[tuple[int, int], ...]  # cells (row, column) of a head's raw scores, which are added up
 Form = Literal["", "tokens", "words"]
 
 
@@ -147,7 +152,39 @@ class Encode:
         return len(self.tokens)
 
 
-Request = Generate | Encode
+@dataclass(frozen=True, slots=True)
+class Explain:
+    """Show what `tokens` rest on in the network of a model, by one `method`; see models.explain.
+
+    What is explained are `goals`: each a sum of raw scores of the head (of a class; of a token's label; of a span's
+    start and end; of the word in a token's place; of the token that comes next).  Of weights, those of `layers` and
+    `heads` are shown; empty: all.  `baseline` is the token that stands for nothing, -1: no vector at all; rows that are
+    `kept` are themselves in it.  A model that reads one sequence and writes another has read `source` and written
+    `tokens`, and rows are counted from the first of the source.  An embedding is compared with that of `beside`.
+    """
+
+    id: str
+    tokens: tuple[int, ...]
+    method: Method
+    segments: tuple[int, ...] = ()
+    source: tuple[int, ...] = ()
+    goals: tuple[Goal, ...] = ()
+    layers: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    steps: int = 50  # of the path of integrated gradients
+    baseline: int = -1
+    kept: frozenset[int] = frozenset()
+    window: int = 1  # tokens that occlusion hides together
+    beside: tuple[int, ...] = ()
+    terms: Terms = UNCONDITIONAL
+    adapter: int = 0  # the network that explains is the adapter's own
+
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.source) + len(self.tokens)
+
+
+Request = Generate | Encode | Explain
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,10 +232,39 @@ class Filled:
 
 
 @dataclass(frozen=True, slots=True)
+class Weights:
+    """How much rows look at others, [layers, heads, rows, columns] float32; of a rollout or flow one of each."""
+
+    kind: Literal["self", "encoder", "decoder", "cross", "rollout", "flow"]
+    layers: tuple[int, ...]
+    heads: tuple[int, ...]
+    values: "memoryview[float]"
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """What of a goal's `score` each token is worth, [T] float32; `baseline` is the score of nothing, nan where no such
+    thing was computed."""
+
+    values: "memoryview[float]"
+    score: float
+    baseline: float
+
+
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """What Explain asked for.  `answering`: the rows that the head reads."""
+
+    weights: tuple[Weights, ...]
+    attributions: tuple[Attribution, ...]
+    answering: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """The last event of a request that was answered; `token` is the stop token that ended it, if one did."""
 
-    reason: Literal["stop", "length", "encoded"]
+    reason: Literal["stop", "length", "encoded", "explained"]
     prompt_tokens: int
     completion_tokens: int = 0
     cached_tokens: int = 0
@@ -212,4 +278,4 @@ class Failed:
     error: PolyheadError
 
 
-Event = Token | Prompted | Encoded | Table | Filled | Done | Failed
+Event = Token | Prompted | Encoded | Table | Filled | Explained | Done | Failed

@@ -43,7 +43,7 @@ from service.machine import age, keep_low, sockets
 from service.metrics import Metrics
 from service.place import placed
 from service.registry import Registry
-from service.request import Task
+from service.request import Duty
 from service.settings import Settings, SettingsError
 from service.text import Text
 
@@ -81,7 +81,7 @@ class Accounts:
         self.metrics.ended(ended)
         self.quotas.ended(ended)
 
-    def rested(self, model: str, task: Task) -> None:
+    def rested(self, model: str, task: Duty) -> None:
         self.metrics.rested(model, task)
 
 

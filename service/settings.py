@@ -18,14 +18,12 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service import yaml_file
+from service.names import LONGEST_NAME, NAME, is_name, trunk_of
 from service.yaml_file import Document, FileError
 
 PREFIX = "POLYHEAD_"
-NAME = re.compile(r"(?=.{1,128}$)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
-LONGEST_NAME = 128
 HASH = re.compile(r"sha256:[0-9a-f]{64}")  # what may stand for a key
 MASK = "********"  # what is shown of one
-ADAPTER = ":"  # between the name of a served model and that of an adapter laid over it
 # Kubernetes sets these for a Service called "polyhead" in every pod beside it: they are addresses, no settings.
 SERVICE_LINK = re.compile(r"POLYHEAD_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*)")
 LIBRARY_DEFAULTS = {
@@ -108,6 +106,16 @@ class Settings(BaseSettings):
     encoder_step_tokens: int = Field(
         2048, ge=1, le=1 << 20, description="Tokens an encoder reads in one step, at most (a longer text goes alone)."
     )
+    explain_tokens: int = Field(
+        512, ge=0, le=1 << 20, description="Tokens of a text whose answer is explained, at most; 0: none is."
+    )
+    explain_work: int = Field(
+        1 << 17,
+        ge=1,
+        le=1 << 40,
+        description="Tokens that one explanation computes, at most: those of its text times steps, windows and goals.",
+    )
+    explain_mib: int = Field(16, ge=1, le=1 << 20, description="MiB that an explanation is told in, at most.")
     deterministic: bool = Field(
         False, description="Answers equal to the bit whatever else is computed beside them; costs speed in float32."
     )
@@ -331,19 +339,6 @@ def written(path: str) -> Document:
     if unknown:
         raise SettingsError("\n".join(f"{document.place(key)}: {unknown_setting(key)}" for key in unknown))
     return document
-
-
-def trunk_of(name: str) -> str:
-    """Over which served model the adapter of that name is laid; empty: it is no adapter's."""
-    base, _, own = name.partition(ADAPTER)
-    return base if own else ""
-
-
-def is_name(name: str) -> bool:
-    """Of a model, or of an adapter and its trunk."""
-    base, colon, own = name.partition(ADAPTER)
-    parts = (base, own) if colon else (base,)
-    return len(name) <= LONGEST_NAME and all(NAME.fullmatch(part) for part in parts)
 
 
 def read(flags: Mapping[str, Any]) -> Settings:

@@ -22,6 +22,8 @@ from openai.types.responses import response_create_params
 from service.api import (
     anthropic_read,
     anthropic_wire,
+    explain_wire,
+    explaining,
     forms,
     generation_wire,
     hf_wire,
@@ -171,6 +173,11 @@ SECTIONS: Mapping[str, Section] = {
         tgi.GenerateRequest, TASK, official=hub_fields(hub.TextGenerationInput) - {"stream"}
     ),
     "Hugging Face: every task": Section(hf_wire.Call, TASK, hf_wire.read_classify, wire=hf_wire.ClassifyCall),
+    "Explanations": Section(explaining.ExplainRequest, {"model": "m", "input": "a"}),
+    "Explanations: how": Section(explain_wire.Explaining, {}, explain_wire.why_of),
+    "Explanations: target": Section(
+        explain_wire.Asked, {"target": {}}, explain_wire.why_of, explain_wire.Explaining, "target"
+    ),
     "Hugging Face: text-generation": Section(
         hf_wire.GenerateCall, TASK, hf_wire.read_generate, official=hub_fields(hub.TextGenerationInput)
     ),

@@ -14,7 +14,8 @@ from models.checkpoint import hub
 from models.checkpoint.reach import Reach
 from models.errors import CheckpointError
 from service.loader import known
-from service.settings import Settings, is_name
+from service.names import is_name
+from service.settings import Settings
 
 BOSS = {"Authorization": "Bearer boss"}
 

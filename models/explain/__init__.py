@@ -12,7 +12,19 @@ from models.explain.looking import attention, attention_flow, attention_rollout
 from models.explain.occlusion import occlusion
 from models.explain.watched import Watched
 
-__all__ = ["PIECE", "Asked", "Attribution", "Explanation", "Goal", "Method", "Text", "Watched", "Weights", "explain"]
+__all__ = [
+    "METHODS",
+    "PIECE",
+    "Asked",
+    "Attribution",
+    "Explanation",
+    "Goal",
+    "Method",
+    "Text",
+    "Watched",
+    "Weights",
+    "explain",
+]
 
 Steps = Generator[None, None, Explanation]
 METHODS: dict[Method, Callable[[Watched, Asked, int], Steps]] = {

@@ -17,7 +17,7 @@ SLACK = 1 << 20  # what is small: indices, scores, vectors of a text
 
 
 def bytes_of(config: ModelConfig, body: ModelConfig, asked: Asked, piece: int = PIECE) -> int:
-    """`config` and `body` as models.checkpoint.Checkpoint has them: they differ where one body reads and another writes.
+    """`config` and `body` as models.checkpoint.Checkpoint has them: two where one body reads and another writes.
 
     The weights are not in it, nor the answer's JSON.
     """

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from service.api import (
     admin,
     anthropic,
+    explain,
     health,
     hf,
     oip,
@@ -76,7 +77,13 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
     server.metrics.watch_drain(server.admission.drained_s, server.settings.drain_seconds)
     refuse = partial(respond, server)
     administration = [admin.router, oip_repository.router] if server.administered else []
-    for router in (health.router, *administration, tokens.router, *(dialect.router for dialect in DIALECTS)):
+    for router in (
+        health.router,
+        *administration,
+        tokens.router,
+        explain.router,
+        *(dialect.router for dialect in DIALECTS),
+    ):
         app.include_router(router)
     app.add_middleware(Gate, server=server, refuse=refuse)
     install_handlers(app, refuse)

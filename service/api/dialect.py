@@ -76,6 +76,8 @@ class Server(Protocol):
 
     def submit(self, visit: Visit, model: Model, requests: Sequence[Asked]) -> Sequence[EventSource]: ...
 
+    async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]: ...
+
 
 def server(request: Request) -> Server:
     found: Server = request.app.state.server

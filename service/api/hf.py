@@ -23,11 +23,13 @@ from service.api import hf_wire as asked
 from service.api import hf_write as said
 from service.api.body import parsed
 from service.api.dialect import Dialect, about, permitted, server, takes
+from service.api.explaining import Question, explained
 from service.api.generation_write import chunks, write_error
-from service.api.reading import Replies, Writing, kinded, read, written
+from service.api.reading import Replies, Writing, all_of, kinded, read, written
 from service.api.stream import EventStream, JsonResponse, answer, events
+from service.api.tasks import GENERATION, HEADS, WRITTEN, ZERO_SHOT, tasks_of
 from service.errors import BadRequest, NotFound, PolyheadError, TooMany, WrongTask
-from service.inputs import Reading
+from service.inputs import Input, Reading, is_text
 from service.model import Model
 from service.request import Task
 from service.transcript import Usage, whole
@@ -75,49 +77,26 @@ async def nearness(wire: Any, model: Model, answers: Replies) -> Replies:  # noq
 
 @dataclass(frozen=True)
 class Pipeline:
-    """A task of encoders: of which heads, how it is asked, what becomes of the replies, how it is answered."""
+    """A task of encoders: how it is asked, what becomes of the replies, how it is answered."""
 
-    heads: tuple[Task, ...]
     wire: type[asked.Call]
     read: Callable[[Any], Reading]
     write: Callable[[Any, Model], Writing]
     through: Through = untouched
 
 
-GENERATION = "text-generation"
 PIPELINES: Mapping[str, Pipeline] = {
-    "text-classification": Pipeline(("classify", "rank"), asked.ClassifyCall, asked.read_classify, said.write_classify),
-    "zero-shot-classification": Pipeline(
-        ("classify",), asked.ZeroShotCall, asked.read_zero_shot, said.write_zero_shot, by_class
-    ),
-    "token-classification": Pipeline(("tag",), asked.LabelCall, asked.read_label, said.write_label),
-    "question-answering": Pipeline(("span",), asked.AnswerCall, asked.read_answer, said.write_answer),
-    "fill-mask": Pipeline(("fill",), asked.FillCall, asked.read_fill, said.write_fill),
-    "feature-extraction": Pipeline(("embed",), asked.EmbedCall, asked.read_embed, said.write_vector),
-    "sentence-similarity": Pipeline(("embed",), asked.LikenessCall, asked.read_likeness, said.write_vector, nearness),
-}
-# Of generators that read a text and write another: what their answers are called.
-WRITTEN: Mapping[str, str] = {
-    "text2text-generation": "generated_text",
-    "translation": "translation_text",
-    "summarization": "summary_text",
-}
-HEADS: Mapping[str, tuple[Task, ...]] = {
-    **{name: pipeline.heads for name, pipeline in PIPELINES.items()},
-    **dict.fromkeys((*WRITTEN, GENERATION), ("generate",)),
+    "text-classification": Pipeline(asked.ClassifyCall, asked.read_classify, said.write_classify),
+    ZERO_SHOT: Pipeline(asked.ZeroShotCall, asked.read_zero_shot, said.write_zero_shot, by_class),
+    "token-classification": Pipeline(asked.LabelCall, asked.read_label, said.write_label),
+    "question-answering": Pipeline(asked.AnswerCall, asked.read_answer, said.write_answer),
+    "fill-mask": Pipeline(asked.FillCall, asked.read_fill, said.write_fill),
+    "feature-extraction": Pipeline(asked.EmbedCall, asked.read_embed, said.write_vector),
+    "sentence-similarity": Pipeline(asked.LikenessCall, asked.read_likeness, said.write_vector, nearness),
 }
 
 
 # Which task
-
-
-def tasks_of(model: Model) -> list[str]:
-    """Those that it has, the one that is meant unless it is said first."""
-    if model.task == "generate":
-        return list(WRITTEN) if model.customs else [GENERATION]
-    found = [name for name, heads in HEADS.items() if model.task in heads]
-    infers = zero_shot.entailment(model.labels) is not None
-    return [name for name in found if infers or name != "zero-shot-classification"]
 
 
 def check_task(name: str) -> None:
@@ -131,7 +110,7 @@ def meant(value: Any, model: Model) -> str:
     if "sentence-similarity" in tasks and has(value, "inputs", "sentences"):
         return "sentence-similarity"
     if has(value, "parameters", "candidate_labels") and model.task == "classify":
-        return "zero-shot-classification"
+        return ZERO_SHOT
     return tasks[0]
 
 
@@ -206,8 +185,19 @@ def named(request: Request, task: str) -> Model:
 async def piped(request: Request, wire: asked.Call, model: Model, pipeline: Pipeline) -> Response:
     reading = replace(pipeline.read(wire), partial=wire.partial and not wire.is_one)
     check_pairs(wire, len(reading.inputs), server(request).settings.max_batch_texts)
-    answers = await read(request, wire, model, reading)
-    return await written(request, pipeline.through(wire, model, answers), pipeline.write(wire, model))
+    why = wire.why() if isinstance(wire, asked.Explainable) else None
+    answers, writing = await read(request, wire, model, reading), pipeline.write(wire, model)
+    if why is None:
+        return await written(request, pipeline.through(wire, model, answers), writing)
+    result = all_of([await anext(answers)], writing)
+    [given] = reading.inputs
+    said = await explained(Question(request, wire, model, why), texts(given))
+    return JsonResponse({"result": result, "explanation": said})
+
+
+def texts(given: Input) -> str | tuple[str, str]:
+    assert is_text(given), "pipelines read no token ids"
+    return given
 
 
 def check_pairs(wire: asked.Call, count: int, most: int) -> None:

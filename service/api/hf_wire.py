@@ -13,6 +13,7 @@ from pydantic import Field
 from service import zero_shot
 from service.api.dialect import MOST_TEXTS, Neutral, Wire, Work, at_most, described
 from service.api.drawing import Drawing, continuing, customary
+from service.api.explain_wire import Explaining, why_of
 from service.api.generation_wire import INSIDE, GenerateParameters, generating
 from service.api.options import (
     LONGEST_WORD,
@@ -30,6 +31,7 @@ from service.api.options import (
     labelling,
 )
 from service.errors import BadRequest
+from service.explaining import Why
 from service.inputs import Input, Reading
 from service.model import Customs
 from service.prompts import Continuation
@@ -93,7 +95,18 @@ class Call(Work):
         return not isinstance(self.inputs, list)
 
 
-class ClassifyCall(Call):
+class Explainable(Call):
+    """What is answered of one input can be explained beside it."""
+
+    explain: Explaining | None = None
+
+    def why(self) -> Why | None:
+        if self.explain is not None and not self.is_one:
+            raise BadRequest("explain: one input at a time, not a list", param="explain")
+        return why_of(self.explain) if self.explain is not None else None
+
+
+class ClassifyCall(Explainable):
     inputs: TextsOrPairs
     parameters: Classifying = Classifying()
 
@@ -116,17 +129,17 @@ class ZeroShotCall(Call):
     parameters: ZeroShotParameters
 
 
-class LabelCall(Call):
+class LabelCall(Explainable):
     inputs: Texts
     parameters: Labelling = Labelling()
 
 
-class AnswerCall(Call):
+class AnswerCall(Explainable):
     inputs: Questions
     parameters: Answering = Answering()
 
 
-class FillCall(Call):
+class FillCall(Explainable):
     inputs: Texts
     parameters: Filling = Filling()
 

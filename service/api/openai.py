@@ -17,6 +17,7 @@ from starlette.responses import Response
 from service.api import generating
 from service.api.alike import write_error
 from service.api.dialect import Dialect, about, body, permitted, server, several, takes, visit
+from service.api.explaining import Question, explained_writing
 from service.api.generating import Answers
 from service.api.openai_chat import chat_usage, chunks_chat, write_chat
 from service.api.openai_sampling import Sampled
@@ -56,13 +57,19 @@ async def completions(request: Request) -> Response:
 
 
 async def complete(request: Request, wire: CompletionRequest) -> Response:
-    asked = read_completion(wire)
+    asked, why = read_completion(wire), wire.why()
     spelled = await echoes(request, wire) if wire.echo else ()
     call = replace(called("cmpl", wire), echoes=spelled, logprobs=wire.logprobs >= 0)
     count, answers = await begun(request, wire, call, asked)
     if wire.stream:
         return await EventStream.open(events(completion_chunks(call, answers), write_error, DONE))
-    return JsonResponse(write_completion(call, await whole(count, answers)))
+    pieces = await whole(count, answers)
+    told = write_completion(call, pieces)
+    if why is not None:
+        model, tokens = permitted(request).resolve(call.model, ["generate"]), [drawn.id for drawn in pieces[0].drawn]
+        asked_why = Question(request, wire, model, why)
+        told["explanation"] = await explained_writing(asked_why, several(wire.prompt)[0], tokens)
+    return JsonResponse(told)
 
 
 async def echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:
@@ -151,12 +158,14 @@ async def embed(request: Request, wire: EmbeddingRequest) -> Response:
 
 @router.get("/v1/models", summary="What is served and ready.")
 async def models(request: Request) -> Response:
-    return JsonResponse(write_models(permitted(request).models()))
+    explained = server(request).settings.explain_tokens > 0
+    return JsonResponse(write_models(permitted(request).models(), explained=explained))
 
 
 @router.get("/v1/models/{name:path}", summary="One of what is served.")
 async def model(request: Request) -> Response:
-    return JsonResponse(write_model(permitted(request).resolve(request.path_params["name"], get_args(Task))))
+    found = permitted(request).resolve(request.path_params["name"], get_args(Task))
+    return JsonResponse(write_model(found, explained=server(request).settings.explain_tokens > 0))
 
 
 DIALECT = Dialect(name="OpenAI", prefixes=("/v1",), error=write_error, status=attrgetter("status"), router=router)

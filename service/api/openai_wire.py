@@ -11,10 +11,12 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from service.api.dialect import Count, Neutral, TextsOrIds, Wire, Work, at_most, between, several
+from service.api.explain_wire import Explaining, why_of
 from service.api.openai_messages import Messages, check_last, spoken
 from service.api.openai_sampling import Sampled, continuation
 from service.api.openai_tools import AUTO, Choice, Thinks, ToolList, read_reasoning, read_tools
 from service.errors import BadRequest
+from service.explaining import Why
 from service.inputs import Reading
 from service.prompts import Chat, Continuation
 from service.tools import Talk
@@ -51,6 +53,16 @@ class CompletionRequest(Sampled):
     echo: bool = False
     max_tokens: Annotated[int, between(0, (1 << 31) - 1)] = -1  # 0, which is the prompt alone, only with echo
     logprobs: Annotated[int, between(0, 20)] = -1
+    explain: Explaining | None = None
+
+    def why(self) -> Why | None:
+        """Raises BadRequest where there is not one answer that is whole."""
+        if self.explain is None:
+            return None
+        alone = {"stream": not self.stream, "n": self.n == 1, "prompt": len(several(self.prompt)) == 1}
+        if wrong := [name for name, fits in alone.items() if not fits]:
+            raise BadRequest(f"explain: one answer, whole, is explained: not with this {wrong[0]}", param="explain")
+        return why_of(self.explain)
 
 
 GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
@@ -107,7 +119,8 @@ class EmbeddingRequest(Work):
 def read_completion(wire: CompletionRequest) -> Continuation:
     if not wire.max_tokens and not wire.echo:
         raise BadRequest("max_tokens: must be at least 1, or 0 together with echo: true, got 0", param="max_tokens")
-    asked = continuation(wire, "prompt", several(wire.prompt), max(wire.max_tokens, 0), wire.logprobs)
+    told = wire.logprobs if wire.explain is None else max(wire.logprobs, 0)  # which tokens it is made of
+    asked = continuation(wire, "prompt", several(wire.prompt), max(wire.max_tokens, 0), told)
     scores = {wire.logprobs if wire.echo else -1, wire.prompt_logprobs} - {-1}
     if len(scores) > 1:
         message = "prompt_logprobs: with echo, logprobs says how many there are of the prompt, too; the two differ"

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from service.answers import Scores
 from service.api.stream import float32
+from service.api.tasks import introduced
 from service.model import Model
 from service.transcript import Drawn, Piece, Usage
 
@@ -138,17 +139,11 @@ def spelled_base64(values: list[float]) -> str:
     return base64.b64encode(struct.pack(f"<{len(values)}f", *values)).decode()
 
 
-def write_models(models: Sequence[Model]) -> dict[str, Any]:
-    return {"object": "list", "data": [write_model(model) for model in models]}
+def write_models(models: Sequence[Model], *, explained: bool) -> dict[str, Any]:
+    return {"object": "list", "data": [write_model(model, explained=explained) for model in models]}
 
 
-def write_model(model: Model) -> dict[str, Any]:
-    """`task` and `max_tokens` are ours; clients of the real API leave them alone."""
-    return {
-        "id": model.name,
-        "object": "model",
-        "created": model.created,
-        "owned_by": "polyhead",
-        "task": model.task,
-        "max_tokens": model.max_tokens,
-    }
+def write_model(model: Model, *, explained: bool) -> dict[str, Any]:
+    """From `task` on it is ours; clients of the real API leave that alone."""
+    known = {"id": model.name, "object": "model", "created": model.created, "owned_by": "polyhead"}
+    return {**known, **introduced(model, explained=explained)}

@@ -17,7 +17,7 @@ from service.api.visit import Visit
 from service.change import Change
 from service.metrics import Metrics, Watched
 from service.model import Known, Model, State, concerning
-from service.request import Request
+from service.request import Explain, Request
 from service.settings import Settings
 from service.text import Text
 from service.transcript import EventSource
@@ -27,6 +27,8 @@ class Registry(Served, Protocol):
     """Served models, as far as HTTP asks."""
 
     def submit(self, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]: ...
+
+    async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]: ...
 
     def states(self) -> Mapping[str, State]: ...
 
@@ -81,10 +83,15 @@ class Server:
             sources = self.registry.submit(model, requests)
         self.admission.take(visit.owner, tokens)
         self.quotas.submitted(visit.owner, requests)
-        self.metrics.received(model.name, model.task, len(requests))
+        explains = any(isinstance(request, Explain) for request in requests)
+        self.metrics.received(model.name, "explain" if explains else model.task, len(requests))
         visit.counted = True
         visit.courses += [source.course for source in sources]
         return sources
+
+    async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]:
+        """See to it that `model` can be explained: the layers and heads of each kind of attention it has."""
+        return await self.registry.watch(model)
 
     @property
     def administered(self) -> bool:

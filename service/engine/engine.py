@@ -22,7 +22,7 @@ from service.engine.stream import Lead, Link, Stream
 from service.engine.turns import Turns
 from service.engine.worker import Answer, Ended, Observer, Step, Worker
 from service.errors import PolyheadError, Stopped, Unavailable
-from service.request import Failed, Request, Task
+from service.request import Duty, Failed, Request
 
 __all__ = ["Engine", "Stream"]
 
@@ -99,9 +99,9 @@ class Engine:
     def tokens_of(self, owner: str) -> int:
         return self._tokens[owner]
 
-    def counts(self) -> dict[tuple[str, Task], Counts]:
+    def counts(self) -> dict[tuple[str, Duty], Counts]:
         """The open requests of each model, those still on their way to the engine's thread included."""
-        counts: dict[tuple[str, Task], Counts] = {}
+        counts: dict[tuple[str, Duty], Counts] = {}
         opened = Counter(stream.link for stream in self._streams)
         for link in (link for links in self._links.values() for link in links.values()):
             running = min(self._running[link], opened[link])
@@ -151,7 +151,7 @@ class Engine:
         self.join(worker, 0, worker.model, worker.task)
         self._send(partial(self._turns.add, worker, weight))
 
-    def join(self, worker: Worker, adapter: int, model: str, task: Task) -> None:
+    def join(self, worker: Worker, adapter: int, model: str, task: Duty) -> None:
         """Let requests for an adapter of a worker in, under a model's name of their own."""
 
         def sent(function: Callable[[Stream], None]) -> Callable[[Stream], None]:
@@ -229,17 +229,17 @@ class Engine:
             del self._tokens[owner]
         self._observer.ended(ended)
         for waited in (worker, stream.link, None):
-            if waited in self._quiet and not self._open(waited):
+            if waited in self._quiet and not self.open(waited):
                 self._quiet[waited].set()
 
-    def _open(self, of: Worker | Link | None) -> bool:
+    def open(self, of: Worker | Link | None) -> bool:
         """Whether there are open streams: of one worker, of one of its adapters, or any."""
         if of is None:
             return bool(self._streams)
         return any(of in (its, stream.link) for stream, its in self._streams.items())
 
     async def _until_quiet(self, of: Worker | Link | None, seconds: float) -> None:
-        if not self._open(of):
+        if not self.open(of):
             return
         quiet = self._quiet[of] = asyncio.Event()
         with suppress(TimeoutError):

@@ -15,7 +15,7 @@ from time import perf_counter
 
 from service.engine.worker import Course, Ended, Finish, Outcome, too_late
 from service.errors import Expired, PolyheadError
-from service.request import Done, Event, Failed, Request, Task, Token
+from service.request import Done, Duty, Event, Failed, Request, Token
 
 MOST_UNREAD = 256  # events that may wait for their reader before no more of them are made
 AHEAD = 2  # steps that nobody has heard of: one is told of while another is computed
@@ -44,7 +44,7 @@ class Link:
     """What all streams of one worker share: where they came from, and whom to tell."""
 
     model: str
-    task: Task
+    task: Duty
     ended: Callable[["Stream", Ended], None]  # any end
     abort: Callable[["Stream"], None]  # an end before the answer's: what the request holds is to be freed
     hold: Callable[["Stream"], None]  # its reader is behind: what would come next can wait

@@ -11,10 +11,10 @@ from time import perf_counter
 from typing import Literal, Protocol
 
 from service.errors import Expired
-from service.request import UNCONDITIONAL, Event, Request, Task, Terms
+from service.request import UNCONDITIONAL, Duty, Event, Request, Terms
 
 Outcome = Literal["done", "failed", "aborted", "expired"]
-Finish = Literal["", "stop", "length", "encoded"]
+Finish = Literal["", "stop", "length", "encoded", "explained"]
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class StepReport:
     """One step in numbers.  Counts are of this step; `running`, `waiting` and blocks are as it leaves them."""
 
     model: str
-    task: Task
+    task: Duty
     sequences: int
     tokens: int
     padding: int  # token slots computed that belong to no token
@@ -103,7 +103,7 @@ class Ended:
     """
 
     model: str
-    task: Task
+    task: Duty
     outcome: Outcome
     seconds: float  # since it was submitted
     prompt_tokens: int
@@ -120,7 +120,7 @@ class Observer(Protocol):
 
     def ended(self, ended: Ended) -> None: ...
 
-    def rested(self, model: str, task: Task) -> None:
+    def rested(self, model: str, task: Duty) -> None:
         """Nothing of this model is computed, whatever its last step said: the rest was aborted since, or is held."""
 
 
@@ -147,7 +147,7 @@ class Worker(Protocol):
     def model(self) -> str: ...
 
     @property
-    def task(self) -> Task: ...
+    def task(self) -> Duty: ...
 
     @property
     def busy(self) -> bool:

@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 
 from service.metrics.declared import PREFIX, Kind
 from service.metrics.series import Families
-from service.settings import trunk_of
+from service.names import trunk_of
 
 LABELS = ("model_name", "engine")
 ENGINE = "0"  # there is one

@@ -14,8 +14,8 @@ from service.engine.worker import Ended, StepReport
 from service.metrics.borrowed import vllm_names
 from service.metrics.declared import METRICS
 from service.metrics.series import Series
-from service.request import Task
-from service.settings import trunk_of
+from service.names import trunk_of
+from service.request import Duty
 from service.version import VERSION
 
 Missed = Literal["rejected", "aborted", "expired"]  # how HTTP requests end that the engine never had
@@ -80,7 +80,7 @@ class Watched(Protocol):
     def stalled(self) -> float:
         """Seconds without progress while somebody waits."""
 
-    def counts(self) -> Mapping[tuple[str, Task], Open]: ...
+    def counts(self) -> Mapping[tuple[str, Duty], Open]: ...
 
 
 class Described(Protocol):
@@ -90,7 +90,7 @@ class Described(Protocol):
     def name(self) -> str: ...
 
     @property
-    def task(self) -> Task: ...
+    def task(self) -> Duty: ...
 
     @property
     def family(self) -> str: ...
@@ -172,16 +172,16 @@ class Metrics:
             self._counter("key_tokens", ended.terms.owner, "prompt").inc(ended.prompt_tokens)
             self._counter("key_tokens", ended.terms.owner, "generated").inc(ended.completion_tokens if generates else 0)
 
-    def rested(self, model: str, task: Task) -> None:
+    def rested(self, model: str, task: Duty) -> None:
         """Nothing of this model can be computed: it has ended, or its readers are behind."""
         if task == "generate":
             self._gauge("kv_blocks_used", self._name(model), task).set(0)
 
-    def tokenised(self, model: str, task: Task, seconds: float) -> None:
+    def tokenised(self, model: str, task: Duty, seconds: float) -> None:
         """A request's texts became tokens, or were found not to."""
         self._histogram("stage_seconds", self._name(model), task, "tokenise").observe(seconds)
 
-    def received(self, model: str, task: Task, count: int) -> None:
+    def received(self, model: str, task: Duty, count: int) -> None:
         """So many texts or prompts were submitted; each will end once."""
         self._counter("requests_received", self._name(model), task).inc(count)
 
@@ -224,7 +224,7 @@ class Metrics:
     def _watch(self, name: str, value: Callable[[], float]) -> None:
         self._watched.append(lambda: self._gauge(name).set(value()))
 
-    def _count(self, counts: Mapping[tuple[str, Task], Open]) -> None:
+    def _count(self, counts: Mapping[tuple[str, Duty], Open]) -> None:
         for (model, task), count in counts.items():
             self._gauge("requests_waiting", self._name(model), task).set(count.waiting)
             self._gauge("requests_running", self._name(model), task).set(count.running)

@@ -1,0 +1,32 @@
+"""Why a model answers so: POST /v1/explain, for every task.
+
+Errors have the shape of whoever owns /v1.  The one idea: one object for all tasks and methods; what is in it is
+service.explanation's.
+"""
+
+from typing import get_args
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from service.api.dialect import about, body, permitted, takes
+from service.api.explain_wire import why_of
+from service.api.explaining import ExplainRequest, Question, explained, given_of
+from service.api.reading import MANY, spelled
+from service.api.stream import answer
+from service.request import Task
+
+router = APIRouter(tags=["explanations"])
+
+
+@router.post("/v1/explain", openapi_extra=takes(ExplainRequest), summary="Why a model answers so.")
+async def explain(request: Request) -> Response:
+    wire = await body(request, ExplainRequest)
+    return await answer(request, told(request, wire))
+
+
+async def told(request: Request, wire: ExplainRequest) -> Response:
+    model = about(request, permitted(request).resolve(wire.model, get_args(Task)))
+    why = why_of(wire, wire.max_tokens)
+    said = await explained(Question(request, wire, model, why), given_of(wire, model))
+    return await spelled(MANY, lambda: said)  # weights are many numbers: not on the event loop

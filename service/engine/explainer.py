@@ -1,0 +1,199 @@
+"""The worker of explanations: one text at a time through a network of its own, whose insides can be seen.
+
+Knows tokens, goals and a watched network (models.explain); no labels, no text.  The one idea: an explanation is many
+small pieces of work, and after each of them the engine lets others compute.  What answers the others is another network
+with its fused attention, so whoever asks why pays for it alone: with the turns of a small weight (see `SHARE`).
+"""
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from time import perf_counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.errors import UnsupportedError
+from models.explain import Asked, Explanation, Text, Watched, explain
+from service.engine.queue import Deadlines, Queue
+from service.engine.reading import Head
+from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket, too_late
+from service.errors import BadRequest, StepFailed
+from service.request import Attribution, Done, Duty, Event, Explain, Explained, Failed, Request, Weights
+
+SHARE = 0.05  # of the engine's time where others are busy; alone it has all of it
+AT_ONCE = 4  # explanations that take turns, so that a short one does not wait for a long one
+
+Job = Generator[None, None, Explanation]
+
+
+class Explainer:
+    """`piece`: about as many rows are computed at a time, then others have a turn.
+
+    `head` answers for what is read, None where it is gone on with; `reads`: one sequence is read and another written.
+    """
+
+    task: Duty = "explain"
+
+    def __init__(self, watched: Watched, head: Head | None, *, model: str, reads: bool, piece: int) -> None:
+        self.model = model
+        self._watched, self._head, self._piece = watched, head, piece
+        self._read = (0,) if reads else ()  # the shortest source
+        self._waiting: Queue[Ticket] = Queue()
+        self._asked: dict[Ticket, Explain] = {}
+        self._deadlines: Deadlines[Ticket] = Deadlines()
+        self._jobs: dict[Ticket, Job] = {}
+        self._turns: deque[Ticket] = deque()  # those that have a job; the first is next
+        self._current: Ticket | None = None  # whose a failure would be
+
+    @property
+    def layout(self) -> Mapping[str, tuple[int, int]]:
+        """Layers and heads of each kind of attention that can be seen.  Never changes."""
+        return {str(kind): shape for kind, shape in self._watched.layout.items()}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._asked)
+
+    def refuse(self, request: Request) -> None:
+        assert isinstance(request, Explain)
+        if not request.tokens:
+            raise BadRequest("the text has no tokens", param="input")
+
+    def detach(self, number: int) -> None:
+        """There are no adapters beside a network that explains: each is merged into one of its own."""
+
+    def submit(self, ticket: Ticket) -> None:
+        request = ticket.request
+        assert isinstance(request, Explain)
+        self._asked[ticket] = request
+        self._waiting.add(ticket, request.terms.owner, request.terms.priority)
+        self._deadlines.add(ticket, request.terms.deadline)
+
+    def abort(self, ticket: Ticket) -> None:
+        if ticket in self._asked:
+            self._remove(ticket)
+
+    def hold(self, ticket: Ticket) -> None:
+        """An answer of one event is never behind."""
+
+    def resume(self, ticket: Ticket) -> None:
+        """See `hold`."""
+
+    def expire(self, now: float) -> list[Answer]:
+        late = self._deadlines.passed(now)
+        for ticket in late:
+            self._remove(ticket)
+        return [(ticket, Failed(too_late(ticket, now))) for ticket in late]
+
+    def step(self) -> Step:
+        began, waited = perf_counter(), list[float]()
+        while len(self._turns) < AT_ONCE and (begun := self._waiting.first()) is not None:
+            self._current = begun
+            self._begin(begun)
+            begun.course.begun = began
+            waited.append(began - begun.submitted)
+        self._current = ticket = self._turns[0]
+        self._turns.rotate(-1)
+        request, events = self._asked[ticket], self._advance(ticket)
+        self._current = None  # a ticket leads back to its worker, and whoever drops that wants the memory at once
+        if events:
+            self._remove(ticket)
+        report = StepReport(
+            model=self.model,
+            task=self.task,
+            sequences=1,
+            tokens=request.prompt_tokens if events else 0,
+            padding=0,
+            forward_s=perf_counter() - began,
+            sample_s=0.0,
+            running=len(self._turns),
+            waiting=len(self._waiting),
+            queue_s=waited,
+        )
+        return Step([(ticket, event) for event in events], report)
+
+    def fail(self) -> list[Answer]:
+        guilty, self._current = self._current, None
+        if guilty is None:
+            return []
+        self._remove(guilty)
+        return [(guilty, Failed(StepFailed("the step that computed this request failed")))]
+
+    def prove(self) -> None:
+        """One token, looked at."""
+        job = self._job(Explain("proof", (0,), "attention", source=self._read))
+        for _ in job:
+            pass
+
+    def check(self) -> None:
+        """Assert that nobody is kept who has left."""
+        assert not self._waiting, "somebody waits for whom nothing is asked"
+        assert not self._jobs, "somebody is explained to whom nobody listens"
+        assert not self._turns, "somebody has a turn and nothing to do"
+        assert not self._deadlines, "a deadline outlives its request"
+
+    def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
+        self.submit(Rehearsal(Explain("warm-up", (0,) * 8, "attention", source=self._read * 8)))
+        while self.busy:
+            self.step()
+            breathe()
+
+    def _begin(self, ticket: Ticket) -> None:
+        self._waiting.remove(ticket)
+        request = self._asked[ticket]
+        self._waiting.charge(request.terms.owner, request.prompt_tokens)
+        self._jobs[ticket] = self._job(request)
+        self._turns.append(ticket)
+
+    def _job(self, request: Explain) -> Job:
+        return explain(self._watched, asked_of(request), piece=self._piece)
+
+    def _advance(self, ticket: Ticket) -> list[Event]:
+        """A piece of its work; what it is answered, once that was the last."""
+        try:
+            next(self._jobs[ticket])
+        except StopIteration as over:
+            return self._events(self._asked[ticket], over.value)
+        except UnsupportedError as error:
+            return [Failed(BadRequest(str(error), param="method"))]
+        return []
+
+    def _events(self, request: Explain, found: Explanation) -> list[Event]:
+        numbers = [each.values for each in found.weights] + [each.values for each in found.attributions]
+        numbers += [np.array([each.score for each in found.attributions])]
+        if not all(np.isfinite(some).all() for some in numbers):
+            message = f"model {self.model!r} computed numbers that are not finite for this request"
+            return [Failed(StepFailed(message))]
+        weights = tuple(Weights(each.kind, each.layers, each.heads, plain(each.values)) for each in found.weights)
+        worth = tuple(Attribution(plain(each.values), each.score, each.baseline) for each in found.attributions)
+        rows = self._head.wanted([0, len(request.tokens)])[0] if self._head is not None else []
+        return [Explained(weights, worth, tuple(rows)), Done("explained", request.prompt_tokens)]
+
+    def _remove(self, ticket: Ticket) -> None:
+        del self._asked[ticket]
+        self._deadlines.remove(ticket)
+        if ticket in self._waiting:
+            self._waiting.remove(ticket)
+        if job := self._jobs.pop(ticket, None):
+            self._turns.remove(ticket)
+            job.close()
+
+
+def asked_of(request: Explain) -> Asked:
+    return Asked(
+        text=Text(request.tokens, request.segments, request.source),
+        method=request.method,
+        goals=request.goals,
+        layers=request.layers,
+        heads=request.heads,
+        steps=request.steps,
+        baseline=request.baseline,
+        kept=request.kept,
+        window=request.window,
+        beside=Text(request.beside) if request.beside else None,
+    )
+
+
+def plain(values: NDArray[np.float32]) -> "memoryview[float]":
+    """As one piece of memory that knows its shape."""
+    return memoryview(np.ascontiguousarray(values, np.float32))  # type: ignore[arg-type]

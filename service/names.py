@@ -1,0 +1,20 @@
+"""What may be the name of a model, of an adapter laid over one, and of a key."""
+
+import re
+
+NAME = re.compile(r"(?=.{1,128}$)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
+LONGEST_NAME = 128
+ADAPTER = ":"  # between the name of a served model and that of an adapter laid over it
+
+
+def trunk_of(name: str) -> str:
+    """Over which served model the adapter of that name is laid; empty: it is no adapter's."""
+    base, _, own = name.partition(ADAPTER)
+    return base if own else ""
+
+
+def is_name(name: str) -> bool:
+    """Of a model, or of an adapter and its trunk."""
+    base, colon, own = name.partition(ADAPTER)
+    parts = (base, own) if colon else (base,)
+    return len(name) <= LONGEST_NAME and all(NAME.fullmatch(part) for part in parts)
