@@ -19,8 +19,7 @@ import torch
 from models import checkpoint
 from models.checkpoint.description import Description
 from models.errors import ModelError
-from models.explain import METHODS, PIECE, Asked, Text, Watched
-from models.explain.estimate import bytes_of
+from models.explain import METHODS, PIECE, Asked, Text, Watched, bytes_of
 from models.heads import LanguageHead
 from service.budget import Need, Sized, sized
 from service.engine.engine import Engine

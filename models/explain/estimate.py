@@ -17,7 +17,7 @@ SLACK = 1 << 20  # what is small: indices, scores, vectors of a text
 
 
 def bytes_of(config: ModelConfig, body: ModelConfig, asked: Asked, piece: int = PIECE) -> int:
-    """`config` and `body` as models.checkpoint.Checkpoint has them: two where one body reads and another writes.
+    """`config` and `body` as models.checkpoint.Checkpoint has them: two, where one body reads and another writes.
 
     The weights are not in it, nor the answer's JSON.
     """
@@ -55,7 +55,8 @@ def _rows(config: ModelConfig, rows: int, count: int, slopes: bool) -> int:
 
 
 def _across(config: ModelConfig, asked: Asked, count: int, slopes: bool) -> int:
-    """What a body that writes looks at, and how: keys and values of all layers; of one recurrent head, additive scores."""
+    """What a body that writes looks at, keys and values of all layers; and how: if it has one head, maybe by additive
+    scores."""
     read, written = len(asked.text.source), len(asked.text.tokens)
     inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
     layers = config.depth if slopes else 1

@@ -38,12 +38,12 @@ def integrated_gradients(watched: Watched, asked: Asked, piece: int) -> Generato
     """
     reading, there, nothing = watched.reading(asked), watched.embeddings(asked.text), baseline(watched, asked)
     way = there - nothing
-    means = torch.zeros(len(asked.goals), *way.shape, dtype=torch.float64, device=way.device)
+    means = np.zeros((len(asked.goals), *way.shape))
     for at, weights in points(asked.steps, max(1, piece // asked.text.rows), way):
         for goal, _, slopes in sloping(watched, asked, reading, nothing + at[:, None, None] * way):
-            means[goal] += torch.einsum("n,nre->re", weights, slopes)
+            means[goal] += torch.einsum("n,nre->re", weights, slopes).cpu().numpy()
             yield
-    owed = (means * way).sum(dim=-1).float().cpu().numpy()
+    owed = np.einsum("gre,re->gr", means, way.cpu().numpy()).astype(np.float32)
     ends = []
     for point in (there, nothing):
         with torch.inference_mode(False), torch.no_grad():
