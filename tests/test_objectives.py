@@ -4,6 +4,7 @@ are hidden, and pairs changed, as should be."""
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -191,6 +192,27 @@ def test_products_in_bfloat16_have_the_losses_of_float32() -> None:
 
 
 # ---- hidden tokens
+
+
+def test_as_much_is_hidden_as_is_asked_for(words: dict[str, Tokenizer]) -> None:
+    objective = replace(hiding(words), hidden=0.4)
+    [pair] = objective.items(documents(TEXTS[:1]))
+    hidden = round(0.4 * len(pair.first)) + round(0.4 * len(pair.second))
+    assert len(objective.veil(pair, random.Random(0)).rows) == hidden > objective_rows(hiding(words), pair)
+    assert objective.counts([pair]) == (hidden, 1)
+
+
+def objective_rows(objective: Masked, pair: Pair) -> int:
+    return len(objective.veil(pair, random.Random(0)).rows)
+
+
+def test_words_are_first_expected_as_often_as_they_come(words: dict[str, Tokenizer]) -> None:
+    objective = hiding(words)
+    objective.expect([Pair([7, 7, 7], [8]), Pair([9], [7])])
+    odds = objective.head.output.bias.detach().softmax(-1)
+    assert odds[7] == pytest.approx(5 / (6 + len(odds)))
+    assert odds[8] == odds[9] == pytest.approx(2 / (6 + len(odds)))
+    assert odds.sum() == pytest.approx(1)
 
 
 def test_hidden_tokens_are_as_many_as_they_should_be(words: dict[str, Tokenizer]) -> None:

@@ -157,6 +157,8 @@ def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: p
         ('source = "prose"', 'source = "verse"', r"data\.source: .*'verse' is none of prose, en-de"),
         ('source = "prose"', 'source = "en-de"', r"data\.source: a network of kind 'gpt' learns from one of prose"),
         ("seed = 0", "seed = 0\nsmoothing = 0.1", "smoothing: only translations have it"),
+        ("seed = 0", "seed = 0\nhidden = 0.4", "hidden: a network of kind 'gpt' has no tokens hidden from it"),
+        ("seed = 0", "seed = 0\nhidden = 1.0", "hidden: Input should be less than 1"),
         ("rate = 3e-3", "rate = 3e-3\nrates = 1", r"plan\.rates"),
     ],
 )

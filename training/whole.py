@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, cast
 
 import torch
-from pydantic import AfterValidator, ConfigDict, NonNegativeFloat, PositiveInt
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat, PositiveInt
 from torch import nn
 
 from models.seq2seq import Seq2Seq
@@ -22,7 +22,7 @@ from training.adapter import write_json
 from training.causal import Causal
 from training.data import Split, split_by_source
 from training.errors import RecipeError
-from training.masked import Masked
+from training.masked import HIDDEN, Masked
 from training.networks import NETWORKS, Network, device_named
 from training.objective import Objective, Practice, measure
 from training.plan import Plan
@@ -59,7 +59,7 @@ class Data:
 class Recipe:
     """All that a run depends on.  `network` has its `kind` and what its shape wants.
 
-    `smoothing` of the target is for translations alone.
+    `smoothing` of the target is for translations alone, the share of `hidden` tokens for those who are to tell them.
     """
 
     __pydantic_config__ = ConfigDict(extra="forbid")
@@ -71,6 +71,7 @@ class Recipe:
     plan: Plan
     device: str = "auto"
     smoothing: NonNegativeFloat = 0.0
+    hidden: Annotated[float, Field(gt=0, lt=1)] = HIDDEN
 
     @property
     def named(self) -> Network:
@@ -109,6 +110,8 @@ def read(path: Path) -> Recipe:
         raise RecipeError(f"{path}: data.source: a network of kind {kind!r} learns from one of {fit}")
     if recipe.smoothing and not translates:
         raise RecipeError(f"{path}: smoothing: only translations have it")
+    if recipe.hidden != HIDDEN and recipe.named.aim != "masked":
+        raise RecipeError(f"{path}: hidden: a network of kind {kind!r} has no tokens hidden from it")
     return recipe
 
 
@@ -168,6 +171,8 @@ def prepared(recipe: Recipe, out: Path, downloads: Path, quick: bool, again: boo
     words = Tokenizer.from_folder(out / VOCABULARY)
     objective = aimed(recipe, words, built(recipe, words))
     items = {part: objective.items(examples) for part, examples in vars(split).items()}
+    if isinstance(objective, Masked):
+        objective.expect(items["train"])
     return Course(recipe, words, objective, split, items)
 
 
@@ -185,10 +190,12 @@ def aimed(recipe: Recipe, words: Tokenizer, modules: Sequence[Any]) -> Objective
         case "causal":
             return Causal(network=modules[0], head=modules[1], tokenizer=words, limit=limit)
         case "masked":
-            return Masked(network=modules[0], head=modules[1], follows=modules[2], tokenizer=words, limit=limit)
+            network, head, follows = modules
+            hidden = recipe.hidden
+            return Masked(network=network, head=head, follows=follows, tokenizer=words, limit=limit, hidden=hidden)
         case "translation":
-            network = cast(Seq2Seq, modules[0])
-            return Translation(network=network, tokenizer=words, limit=limit, smoothing=recipe.smoothing)
+            writer = cast(Seq2Seq, modules[0])
+            return Translation(network=writer, tokenizer=words, limit=limit, smoothing=recipe.smoothing)
 
 
 def measured(course: Course, learned: dict[str, float], note: str) -> Result:
