@@ -33,8 +33,9 @@ from service.budget import Budget, Need, Sized, need_beside, sized
 from service.drafts import drafting_for
 from service.engine.drafting import Drafter
 from service.engine.encoder import Encoder
-from service.engine.engine import Engine, Failure, attempt, settle
+from service.engine.engine import Engine
 from service.engine.generator import Generator
+from service.engine.outcome import Failure, attempt, settle
 from service.engine.reading import Head
 from service.engine.speculation import Speculation
 from service.engine.worker import Worker

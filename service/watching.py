@@ -19,17 +19,20 @@ import torch
 from models import checkpoint
 from models.checkpoint.description import Description
 from models.errors import ModelError
-from models.explain import METHODS, PIECE, Asked, Text, Watched, bytes_of
+from models.explain import METHODS, Asked, Text, Watched, bytes_of
 from models.heads import LanguageHead
 from service.budget import Need, Sized, sized
 from service.engine.engine import Engine
-from service.engine.explainer import AT_ONCE, SHARE, Explainer
+from service.engine.explainer import AT_ONCE, Explainer
+from service.engine.pace import SHARE
 from service.engine.reading import Head
 from service.errors import Conflict, NoRoom
 from service.explaining import MOST_FLOWING, MOST_WEIGHTS
 from service.loader import Loader, breathing
 from service.model import Model
 from service.settings import Settings
+
+PIECE = 64  # tokens of an explanation that are computed at a time, before others have a turn
 
 log = logging.getLogger("polyhead.watching")
 
@@ -142,5 +145,5 @@ def most_bytes(size: Sized, tokens: int) -> int:
     for method in METHODS:
         some = (0,) * (min(tokens, MOST_FLOWING) if method == "attention_flow" else tokens)
         asked = Asked(Text(some, source=some if reader else ()), method, goals=(((0, 0),),), layers=(0,), heads=(0,))
-        taken = max(taken, bytes_of(reader or body, body, asked))
+        taken = max(taken, bytes_of(reader or body, body, asked, PIECE))
     return taken + AT_ONCE * MOST_WEIGHTS * torch.float32.itemsize

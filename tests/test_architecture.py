@@ -64,7 +64,7 @@ GET_PREFIXES = {
 BROAD_EXCEPTS = {
     "models/tokenizer/patterns.py": "the tokenizers library panics where a pattern goes astray, which is no Exception",
     "models/tokenizer/vocabulary.py": "the tokenizers library raises bare Exception for bad data, nothing narrower",
-    "service/engine/engine.py": "the engine loop fails the requests of a broken step and goes on",
+    "service/engine/outcome.py": "the engine loop fails the requests of a broken step and goes on",
 }
 FAMILY_WORDS = {
     "models/checkpoint/answers.py": "sentence_bert_config.json is what a file of an embedding checkpoint is called",

@@ -2,8 +2,8 @@
 
 Devlin et al. 2019 (arXiv:1810.04805).  Knows no networks but their states.  Of a pair's tokens some are to be told (15
 in 100, or more where there is little computing: Wettig et al. 2023, arXiv:2202.08005): of these 80 % are hidden, 10 %
-are others, 10 % stand as they are.  The one idea: where the second text of a pair is not what follows the first, it is that
-of another pair of the batch, so a batch has as many tokens however it is drawn.
+are others, 10 % stand as they are.  The one idea: where the second text of a pair is not what follows the first, it is
+that of another pair of the batch, so a batch has as many tokens however it is drawn.
 """
 
 import random

@@ -59,6 +59,8 @@ class Encoder:
         self._batch: list[Ticket] = []  # of the step in progress
         self._trials: Trials[Ticket] = Trials()
 
+    patient = False
+
     @property
     def busy(self) -> bool:
         return bool(self._asked)

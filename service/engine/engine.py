@@ -18,6 +18,8 @@ from typing import TypeVar, cast
 
 import torch
 
+from service.engine.outcome import Failure, attempt, settle
+from service.engine.pace import Pace
 from service.engine.stream import Lead, Link, Stream
 from service.engine.turns import Turns
 from service.engine.worker import Answer, Ended, Observer, Step, Worker
@@ -40,21 +42,6 @@ class Counts:
     running: int
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What a function raised, carried to another thread."""
-
-    error: Exception
-
-
-def attempt(function: Callable[[], T]) -> T | Failure:
-    """The one broad except: what the engine thread is given to do may fail, and the thread goes on."""
-    try:
-        return function()
-    except Exception as error:  # noqa: BLE001
-        return Failure(error)
-
-
 class Engine:
     """Takes requests on the event loop thread, computes on its own, answers on the event loop thread.
 
@@ -71,7 +58,7 @@ class Engine:
         self._stopping = False  # loop thread writes
         self._resting = False  # engine thread writes
         self._failing: frozenset[Worker] = frozenset()  # engine thread writes
-        self._turns: Turns[Worker] = Turns()  # engine thread, as the next
+        self._turns, self._pace = Turns[Worker](), Pace()  # engine thread, as the next
         self._stirred: set[Worker] = set()  # to be checked before resting
         self._links: dict[Worker, dict[int, Link]] = {}  # by adapter; loop thread, as all that follow
         self._streams: dict[Stream, Worker] = {}  # open ones
@@ -297,7 +284,7 @@ class Engine:
     def _rest(self) -> None:
         """Sleep until there is something to do.  Models that fail are asked now and then whether they still do."""
         self._resting = True
-        self._wake.wait(PROOF_S if self._failing else None)
+        self._wake.wait(PROOF_S if self._failing else self._pace.left)
         self._resting = False
         self._progress = perf_counter()
         for worker in self._failing:
@@ -328,15 +315,16 @@ class Engine:
             self._post(partial(self._rested, worker))
 
     def _turn(self) -> bool:
-        """A step of the worker whose turn it is; no, if all are idle."""
-        worker = self._turns.next(worker for worker in self._turns.parties() if worker.busy)
-        if worker is None:
+        """A step of the worker whose turn it is; no, if all are idle, or better wait."""
+        wanting = [worker for worker in self._turns.parties() if worker.busy]
+        if (worker := self._turns.next(self._pace.free(wanting))) is None:
             return False
         self._lead.take(self._loop)
         began = perf_counter()
         step = attempt(worker.step)
         self._progress = perf_counter()
         self._turns.charge(worker, self._progress - began)
+        self._pace.took(worker, began, self._progress)
         self.steps += 1
         if isinstance(step, Failure):
             self._lead.give()
@@ -393,8 +381,3 @@ class Engine:
             self._stopping = True
         else:
             self._loop.call_soon_threadsafe(function)
-
-
-def settle(future: asyncio.Future[object], outcome: object) -> None:
-    if not future.done():
-        future.set_result(outcome)

@@ -2,7 +2,7 @@
 
 Knows tokens, goals and a watched network (models.explain); no labels, no text.  The one idea: an explanation is many
 small pieces of work, and after each of them the engine lets others compute.  What answers the others is another network
-with its fused attention, so whoever asks why pays for it alone: with the turns of a small weight (see `SHARE`).
+with its fused attention, so whoever asks why pays for it alone: waiting (see service.engine.pace).
 """
 
 from collections import deque
@@ -20,7 +20,6 @@ from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket, t
 from service.errors import BadRequest, StepFailed
 from service.request import Attribution, Done, Duty, Event, Explain, Explained, Failed, Request, Weights
 
-SHARE = 0.05  # of the engine's time where others are busy; alone it has all of it
 AT_ONCE = 4  # explanations that take turns, so that a short one does not wait for a long one
 
 Job = Generator[None, None, Explanation]
@@ -33,6 +32,7 @@ class Explainer:
     """
 
     task: Duty = "explain"
+    patient = True
 
     def __init__(self, watched: Watched, head: Head | None, *, model: str, reads: bool, piece: int) -> None:
         self.model = model

@@ -77,6 +77,8 @@ class Generator:
         self._trials: Trials[Chunk] = Trials()
         self._adapters: set[int] = set()
 
+    patient = False
+
     @property
     def busy(self) -> bool:
         return len(self._company.talks) > len(self._scheduler.held)

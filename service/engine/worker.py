@@ -153,6 +153,10 @@ class Worker(Protocol):
     def busy(self) -> bool:
         """Whether `step` has anything to do."""
 
+    @property
+    def patient(self) -> bool:
+        """Whether it takes what others leave: see service.engine.pace."""
+
     def refuse(self, request: Request) -> None:
         """Raise BadRequest if it can never be done.  Any thread may ask: it looks at nothing that changes."""
 
