@@ -116,7 +116,10 @@ class EncoderDecoder(nn.Module):
     def read(self, sources: Ragged, asking: Sequence[int]) -> Memory:
         """The memory of sources, at each of which so many rows will look at once."""
         assert min(sources.lengths) > 0
-        states = self.encoder(sources)
+        return self.remember(self.encoder(sources), sources, asking)
+
+    def remember(self, states: Tensor, sources: Ragged, asking: Sequence[int]) -> Memory:
+        """The same, when the encoder has made [T, W] states of them."""
         kept = [part.kept(states) for part in self.decoder.looking]
         spans = list(zip(sources.starts, sources.lengths, strict=False))
         return Memory.of(kept, spans, grouping(asking, sources.lengths))

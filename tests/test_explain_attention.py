@@ -14,7 +14,7 @@ from models.attention import Relative
 from models.checkpoint import load
 from models.config import ModelConfig
 from models.errors import UnsupportedError
-from models.explain import Asked, Text, Watched, explain, flows
+from models.explain import Asked, Explanation, Text, Watched, explain, flows
 from models.heads import LanguageHead
 from models.recurrent import RecurrentConfig, RecurrentTranslator
 from models.transformer import Transformer
@@ -69,6 +69,29 @@ def test_all_three_attentions_of_an_encoder_decoder_are_those_of_transformers(ki
     assert apart(watched.scores(text, rows=[2]), out.logits[0, 2:3].detach()) < CLOSE * size
     (rolled,) = explained(explain(watched, Asked(text, "attention_rollout"))).weights
     assert rolled.values.shape == (1, 1, len(SOURCE), len(SOURCE)), "of an encoder-decoder, of what it reads"
+
+
+def test_long_texts_are_looked_at_layer_by_layer(tmp_path: Path) -> None:
+    """And whoever asks something else of the network in between disturbs nothing."""
+    translator(tmp_path, "bart")
+    loaded = load(str(tmp_path))
+    watched = Watched(loaded.network, loaded.head)
+    asked = Asked(Text(WRITTEN, source=SOURCE), "attention")
+    layers = {part: layers for part, (layers, _) in watched.layout.items()}
+    whole, yields = driven(explain(watched, asked))
+    assert (layers, yields) == ({"encoder": 2, "decoder": 3, "cross": 3}, 0)
+    steps, count = explain(watched, asked, piece=1), 0
+    while True:
+        try:
+            next(steps)
+        except StopIteration as last:
+            parts: Explanation = last.value
+            break
+        count += 1
+        explained(explain(watched, Asked(Text((1, 9), source=(3, 4)), "attention")))
+    assert count == 2 + 3
+    for some, other in zip(whole.weights, parts.weights, strict=True):
+        assert (some.kind, some.values.tolist()) == (other.kind, other.values.tolist())
 
 
 RELATIVE = ModelConfig(
@@ -155,7 +178,7 @@ def test_rollout_and_flow_share_a_row_out(kind: str, tmp_path: Path) -> None:
     _, watched = both(kind, tmp_path)
     (seen,) = explained(explain(watched, Asked(Text(TOKENS), "attention"))).weights
     means = seen.values.mean(axis=1)
-    for method, least in (("attention_rollout", 1), ("attention_flow", len(TOKENS))):
+    for method, least in (("attention_rollout", 0), ("attention_flow", len(TOKENS))):
         found, yields = driven(explain(watched, Asked(Text(TOKENS), method)))  # type: ignore[arg-type]
         (weights,) = found.weights
         assert (weights.values.shape, yields >= least) == ((1, 1, len(TOKENS), len(TOKENS)), True)

@@ -4,7 +4,9 @@ Knows no network.  The one idea: values are mixed by the same fused call as ever
 worked out beside it, some rows at a time; so that looking takes memory for what is looked at and no more.
 """
 
+from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -47,6 +49,15 @@ class Lens:
         if isinstance(attention, Relative):
             self.weighs, attention.weigh = attention.weigh, self.weigh
         attention.output.register_forward_pre_hook(self.silence)
+
+    @contextmanager
+    def over(self, plate: Plate) -> Iterator[None]:
+        """What is computed meanwhile is laid on the plate, if it is of this layer."""
+        self.plate = plate if self.layer in plate.layers else None
+        try:
+            yield
+        finally:
+            self.plate = None
 
     def mix(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
         """See models.attention.attend."""

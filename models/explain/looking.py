@@ -3,7 +3,7 @@
 Knows nothing of gradients.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from typing import Literal
 
 from models.errors import UnsupportedError
@@ -14,45 +14,51 @@ from models.explain.lens import Plate
 from models.explain.watched import Shape, Watched
 
 
-def attention(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:  # noqa: ARG001
+def attention(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
     """Of every part that the network has; layers and heads that a part doesn't have are left out of it."""
     if not watched.layout:
         raise UnsupportedError(
             "it has no attention to be seen; ask for gradient_x_input, integrated_gradients or occlusion"
         )
-    yield from ()
-    text = asked.text
     if not watched.lenses:
-        values = watched.alignments(text)[None, None]
+        values = watched.alignments(asked.text)[None, None]
         return Explanation((Weights("cross", values, (0,), (0,)),))
     plates = {part: plate_of(asked, part, shape) for part, shape in watched.layout.items()}
-    watched.look(text, plates)
+    yield from seen(watched, asked, plates, piece)
     return Explanation(tuple(Weights(part, plate.values, plate.layers, plate.heads) for part, plate in plates.items()))
 
 
-def attention_rollout(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:  # noqa: ARG001
+def attention_rollout(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
     """See models.explain.flows.  Of an encoder-decoder that of its encoder."""
-    weights = means(watched, asked)
-    yield
+    weights = yield from means(watched, asked, piece)
     return together("rollout", flows.rollout(weights))
 
 
-def attention_flow(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:  # noqa: ARG001
+def attention_flow(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
     """The same."""
-    weights = means(watched, asked)
-    yield
+    weights = yield from means(watched, asked, piece)
     return together("flow", (yield from flows.flow(weights)))
 
 
-def means(watched: Watched, asked: Asked) -> Floats:
+def means(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Floats]:
     """[L, Q, Q] of all layers, each the mean of its heads: what models.explain.flows takes."""
     part: Part = "encoder" if "encoder" in watched.layout else "self"
     if part not in watched.layout:
         raise UnsupportedError("nothing in it looks at its own text; ask for attention, which is its alignment")
     layers, heads = watched.layout[part]
     plate = Plate.of(tuple(range(layers)), tuple(range(heads)), sides(asked, part), mean=True)
-    watched.look(asked.text, {part: plate})
+    yield from seen(watched, asked, {part: plate}, piece)
     return plate.values[:, 0]
+
+
+def seen(watched: Watched, asked: Asked, plates: Mapping[Part, Plate], piece: int) -> Generator[None, None, None]:
+    """Yields when so many rows have gone through a layer as make a piece going through all of them."""
+    most, done = piece * max(layers for layers, _ in watched.layout.values()), 0
+    for rows in watched.look(asked.text, plates):
+        done += rows
+        if done >= most:
+            yield
+            done = 0
 
 
 def together(kind: Literal["rollout", "flow"], values: Floats) -> Explanation:

@@ -5,7 +5,9 @@ with lenses laid over its attention and embeddings that are handed to it; so it 
 answers nobody else.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import cast
 
@@ -16,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.attention import Attention
+from models.cache import MemoryView
 from models.encoder_decoder import EncoderDecoder
 from models.explain import reading
 from models.explain.asked import Asked, Goal, Part, Text
@@ -71,17 +74,8 @@ class Watched:
         `embedded` [N, rows, E] is read in the place of their tokens.
         """
         self._silence()
-        read, device = len(texts[0].source), self.table.weight.device
-        tokens = Ragged.of([text.tokens for text in texts], self._segments(texts), device)
-        if embedded is not None:
-            tokens = replace(tokens, embedded=embedded[:, read:].flatten(0, 1))
-        if self.writer is None:
-            states = cast(Transformer, self.network)(tokens)
-        else:
-            source = Ragged.of([text.source for text in texts], device=device)
-            if embedded is not None:
-                source = replace(source, embedded=embedded[:, :read].flatten(0, 1))
-            states = self.writer.readout(source, tokens)
+        tokens, source = self._batches(texts, embedded)
+        states = cast(Transformer, self.network)(tokens) if self.writer is None else self.writer.readout(source, tokens)
         return cast(Tensor, states.unflatten(0, (len(texts), -1)))
 
     def reading(self, asked: Asked) -> Reading:
@@ -110,17 +104,35 @@ class Watched:
         some, matrix, bias = reading.last(self.head, states, wanted)
         return F.linear(some[0], matrix, bias)
 
-    @torch.no_grad()
-    def look(self, text: Text, plates: Mapping[Part, Plate]) -> None:
-        """Lay the weights of one text on plates."""
-        try:
-            for part, plate in plates.items():
-                for layer in plate.layers:
-                    self.lenses[part][layer].plate = plate
-            self.states([text])
-        finally:
-            for lens in (lens for part in plates for lens in self.lenses[part]):
-                lens.plate = None
+    def look(self, text: Text, plates: Mapping[Part, Plate]) -> Iterator[int]:
+        """Lay the weights of one text on plates, layer by layer.  Tells how many rows a layer had, once it is done."""
+        tokens, source = self._batches([text], None)
+        if self.writer is None:
+            yield from self._layers(cast(Transformer, self.network), tokens, {"self"}, plates)
+            return
+        assert isinstance(self.writer, EncoderDecoder)
+        states = yield from self._layers(self.writer.encoder, source, {"encoder"}, plates)
+        if not plates.keys() <= {"encoder"}:
+            with torch.inference_mode(False), torch.no_grad():
+                view = MemoryView([self.writer.remember(states, source, tokens.lengths)], [0])
+            yield from self._layers(self.writer.decoder, replace(tokens, memory=view), {"decoder", "cross"}, plates)
+
+    def _layers(
+        self, body: Transformer, batch: Ragged, parts: AbstractSet[Part], plates: Mapping[Part, Plate]
+    ) -> Generator[int, None, Tensor]:
+        """A body's states.  Whoever reads something else in between disturbs nothing."""
+        with torch.inference_mode(False), torch.no_grad():
+            x, frame = body.open(batch)
+        for layer, block in enumerate(body.blocks):
+            over = [(self.lenses[part][layer], plates[part]) for part in parts & plates.keys()]
+            self._silence()
+            with torch.inference_mode(False), torch.no_grad(), ExitStack() as shown:
+                for lens, plate in over:
+                    shown.enter_context(lens.over(plate))
+                x = block(x, frame)
+            yield len(x)
+        with torch.inference_mode(False), torch.no_grad():
+            return cast(Tensor, body.final_norm(x))
 
     @torch.no_grad()
     def alignments(self, text: Text) -> NDArray[np.float32]:
@@ -133,6 +145,16 @@ class Watched:
             rows.append(self.writer.looked(state)[0])
         found: NDArray[np.float32] = torch.stack(rows).cpu().numpy()
         return found
+
+    def _batches(self, texts: Sequence[Text], embedded: Tensor | None) -> tuple[Ragged, Ragged]:
+        """Of their tokens, and of their sources, which may have none."""
+        read, device = len(texts[0].source), self.table.weight.device
+        tokens = Ragged.of([text.tokens for text in texts], self._segments(texts), device)
+        source = Ragged.of([text.source for text in texts], device=device)
+        if embedded is None:
+            return tokens, source
+        there, written = embedded[:, :read].flatten(0, 1), embedded[:, read:].flatten(0, 1)
+        return replace(tokens, embedded=written), replace(source, embedded=there)
 
     def _segments(self, texts: Sequence[Text]) -> list[tuple[int, ...]] | None:
         if getattr(self.network, "segments", None) is None:
