@@ -64,7 +64,7 @@ async def complete(request: Request, wire: CompletionRequest) -> Response:
     if wire.stream:
         return await EventStream.open(events(completion_chunks(call, answers), write_error, DONE))
     pieces = await whole(count, answers)
-    told = write_completion(call, pieces)
+    told = write_completion(call, pieces if call.logprobs else [replace(piece, drawn=()) for piece in pieces])
     if why is not None:
         model, tokens = permitted(request).resolve(call.model, ["generate"]), [drawn.id for drawn in pieces[0].drawn]
         asked_why = Question(request, wire, model, why)
