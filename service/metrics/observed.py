@@ -110,6 +110,7 @@ class Metrics:
     def __init__(self, models: Collection[str], keys: Collection[str] = (), *, vllm: bool = False) -> None:
         self._models, self._keys = set(models), keys  # which may change
         self._described: dict[str, tuple[str, ...]] = {}  # labels of model_info
+        self._counted: set[tuple[str, Duty]] = set()  # of which open requests were last told
         self._watched: list[Callable[[], None]] = []  # each asks something how it is, and notes it
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self._series = Series(METRICS)
@@ -225,6 +226,10 @@ class Metrics:
         self._watched.append(lambda: self._gauge(name).set(value()))
 
     def _count(self, counts: Mapping[tuple[str, Duty], Open]) -> None:
+        for model, task in self._counted - counts.keys():  # whoever did that is gone
+            self._gauge("requests_waiting", self._name(model), task).set(0)
+            self._gauge("requests_running", self._name(model), task).set(0)
+        self._counted = set(counts)
         for (model, task), count in counts.items():
             self._gauge("requests_waiting", self._name(model), task).set(count.waiting)
             self._gauge("requests_running", self._name(model), task).set(count.running)
