@@ -88,6 +88,7 @@ def test_long_texts_are_looked_at_layer_by_layer(tmp_path: Path) -> None:
             parts: Explanation = last.value
             break
         count += 1
+        watched.scores(Text((1, 4), source=(8, 4)))
         explained(explain(watched, Asked(Text((1, 9), source=(3, 4)), "attention")))
     assert count == 2 + 3
     for some, other in zip(whole.weights, parts.weights, strict=True):

@@ -21,7 +21,7 @@ from models.attention import Attention
 from models.cache import MemoryView
 from models.encoder_decoder import EncoderDecoder
 from models.explain import reading
-from models.explain.asked import Asked, Goal, Part, Text
+from models.explain.asked import Asked, Part, Text
 from models.explain.lens import Lens, Plate
 from models.explain.reading import Reading
 from models.heads import Pooler, SequenceHead
@@ -78,15 +78,12 @@ class Watched:
         states = cast(Transformer, self.network)(tokens) if self.writer is None else self.writer.readout(source, tokens)
         return cast(Tensor, states.unflatten(0, (len(texts), -1)))
 
+    @torch.no_grad()
     def reading(self, asked: Asked) -> Reading:
         """What the goals are worth, given those states."""
-        return self.reads(asked.goals, asked.beside)
-
-    @torch.inference_mode(False)
-    @torch.no_grad()
-    def reads(self, goals: Sequence[Goal], beside: Text | None) -> Reading:
+        beside = asked.beside
         other = None if beside is None else reading.vector(cast(Pooler, self.head), self.states([beside]))
-        return Reading(self.head, goals, other)
+        return Reading(self.head, asked.goals, other)
 
     @torch.no_grad()
     def scores(self, text: Text, rows: Sequence[int] = (), beside: Text | None = None) -> Tensor:
