@@ -21,7 +21,7 @@ Baseline = Literal["auto", "pad", "mask", "unk", "eos", "zero"]
 Layout = Mapping[str, tuple[int, int]]  # layers and heads of each kind of attention
 SHOWING: tuple[Method, ...] = ("attention", "attention_rollout", "attention_flow")
 PATHS: tuple[Method, ...] = ("attention_rollout", "attention_flow")
-MOST_FLOWING = 256  # tokens: a flow is computed for each of them
+MOST_FLOWING = 64  # tokens: a flow is computed for each of them, in a time that grows with the third power
 MOST_WEIGHTS = 1 << 23  # that are computed for one explanation, however few of them are told
 LONGEST_QUOTE = 60
 
