@@ -197,6 +197,7 @@ class Settings(BaseSettings):
     metrics_access: Literal["public", "key"] = Field(
         "public", description="Who may read /metrics: anybody, or who has a key of the scope metrics (as api_key has)."
     )
+    playground: bool = Field(True, description="Whether browsers find a page at / to try the models on.")
     model_dir: Path = Field(default_factory=lambda: default_model_dir(), description="Where fetched models are kept.")
     vllm_metrics: bool = Field(
         False, description="Say on /metrics what is said of generators under vLLM's names, too, for what reads those."

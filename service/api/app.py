@@ -27,6 +27,7 @@ from service.api import (
     tei,
     tgi,
     tokens,
+    web,
 )
 from service.api.description import described
 from service.api.dialect import Dialect
@@ -79,6 +80,7 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
     administration = [admin.router, oip_repository.router] if server.administered else []
     for router in (
         health.router,
+        web.router,
         *administration,
         tokens.router,
         explain.router,

@@ -59,12 +59,6 @@ async def metrics(request: Request) -> Response:
     return Response(page, headers=headers, media_type=content_type)
 
 
-@router.head("/", include_in_schema=False)
-@router.get("/", include_in_schema=False)
-async def index() -> Response:
-    return JSONResponse({"name": "polyhead", "docs": "/docs", "openapi": "/openapi.json", "health": "/readyz"})
-
-
 def takes_gzip(accepted: str) -> bool:
     """Whether a header Accept-Encoding takes it: named, and not with a weight of 0."""
     named = (part.partition(";") for part in accepted.lower().split(","))

@@ -30,6 +30,7 @@ GLANCE_S = 1.0  # how often the file of keys is looked at
 ACCESS: Mapping[str, Access] = {
     "/": "public",
     "POST /": "inference",
+    "/web": "public",
     "/livez": "public",
     "/readyz": "public",
     "/startupz": "public",

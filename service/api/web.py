@@ -1,0 +1,113 @@
+"""The playground: the page at `/` and the files it is made of, under `/web`.
+
+Knows no model and no key: whatever the page shows it asks of the API, as anybody would.  The one idea: what may be
+served is a table of the files that were there at the start, so no path of a request ever reaches the disk.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from service.api.health import server
+from service.errors import NotFound
+
+FOLDER = Path(__file__).parents[1] / "web"
+INDEX = "index.html"
+KINDS: Mapping[str, str] = {
+    ".css": "text/css; charset=utf-8",
+    ".html": "text/html; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+# Nothing that a model or a user writes can become a script, and nothing of the page leads to another origin.
+POLICY = "; ".join(
+    (
+        "default-src 'none'",
+        "script-src 'self'",
+        "style-src 'self'",
+        "img-src 'self' data:",
+        "connect-src 'self'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        "frame-ancestors 'none'",
+    )
+)
+HEADERS: Mapping[str, str] = {
+    "Cache-Control": "no-cache",  # kept, and asked for again: a newer server has newer files
+    "Content-Security-Policy": POLICY,
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+}
+WEIGHT = re.compile(r"q\s*=\s*([01](?:\.\d{0,3})?)")
+router = APIRouter(include_in_schema=False)
+
+
+@dataclass(frozen=True)
+class Page:
+    """A file as it is sent; `tag` is another whenever its content is."""
+
+    content: bytes
+    kind: str
+    tag: str
+
+
+def pages(folder: Path) -> Mapping[str, Page]:
+    """Those of `folder` that a browser is to have, by name."""
+    found = {}
+    for path in sorted(folder.iterdir()):
+        if path.suffix in KINDS:
+            content = path.read_bytes()
+            found[path.name] = Page(content, KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+    return found
+
+
+PAGES = pages(FOLDER)
+
+
+@router.head("/")
+@router.get("/")
+async def index(request: Request) -> Response:
+    """The playground for whoever would rather have HTML; for all others where to begin."""
+    if server(request).settings.playground and wants_html(request.headers.get("accept", "")):
+        return sent(request, PAGES[INDEX], "Accept")
+    links = {"name": "polyhead", "docs": "/docs", "openapi": "/openapi.json", "health": "/readyz"}
+    return JSONResponse(links, headers={"Vary": "Accept"})
+
+
+@router.head("/web/{name}")
+@router.get("/web/{name}")
+async def file(request: Request) -> Response:
+    name = request.path_params["name"]
+    if not server(request).settings.playground:
+        raise NotFound("this server has no playground: its setting playground is off")
+    if name not in PAGES:
+        raise NotFound(f"the playground has no file {name[:60]!r}")
+    return sent(request, PAGES[name])
+
+
+def sent(request: Request, page: Page, vary: str = "") -> Response:
+    """The file, or that the one that the browser has is still the same (RFC 9110, 13.1.2)."""
+    headers = {**HEADERS, "ETag": page.tag} | ({"Vary": vary} if vary else {})
+    if page.tag in tags(request.headers.get("if-none-match", "")):
+        return Response(status_code=304, headers=headers)
+    return Response(page.content, headers=headers, media_type=page.kind)
+
+
+def tags(given: str) -> set[str]:
+    """Of a header If-None-Match; weak ones count as they are, which is how it compares."""
+    return {tag.strip().removeprefix("W/") for tag in given.split(",")}
+
+
+def wants_html(accepted: str) -> bool:
+    """Whether a header Accept names HTML, and no JSON that it would rather have; `*/*` names nothing."""
+    weights = {}
+    for part in accepted.lower().split(","):
+        kind, _, options = part.partition(";")
+        weight = WEIGHT.search(options)
+        weights[kind.strip()] = float(weight[1]) if weight else 1.0
+    return weights.get("text/html", 0.0) > weights.get("application/json", 0.0)
