@@ -13,7 +13,7 @@ TOOLS = .venv/.prometheus .venv/.helm
 TIMED = tests/test_probes.py
 
 .DEFAULT_GOAL = help
-.PHONY: help setup models serve test lint types layers tests probes format bench soak conformance image manifests clean
+.PHONY: help setup models serve test lint types layers tests probes browser format bench soak conformance image manifests clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -51,6 +51,9 @@ tests: .venv/.dev .venv/.native $(TOOLS)  ## pytest alone, a file on each of WOR
 probes: .venv/.dev .venv/.native  ## what must be answered in a tenth of a second, with nothing else on the machine
 	$(BIN)/pytest $(TIMED)
 
+browser: .venv/.browser .venv/.native models  ## the playground in headless Chromium; ARGS="--pictures docs/playground"
+	$(BIN)/pytest tests/browser $(ARGS)
+
 format: .venv/.dev  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -85,6 +88,11 @@ clean:  ## remove what these targets made, .venv included
 .venv/.dev: $(PINS) | .venv/.python
 	$(PIP) --no-compile -e '.[dev]'
 	@touch .venv/.core $@
+
+# What drives a browser; the browser is the system's.
+.venv/.browser: $(PINS) | .venv/.dev
+	$(PIP) -e '.[browser]'
+	@touch $@
 
 .venv/.python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -23,7 +23,7 @@ class Chat {
     this.turns = []; // {role, content}
     this.running = null;
     this.system = area("", 2);
-    this.drawing = drawing();
+    this.drawing = drawing(page.model);
     this.words = area("", 2);
     this.words.setAttribute("enterkeyhint", "send");
     this.talk = element("ol", { class: "talk", "aria-label": "Conversation", "aria-live": "polite" });
@@ -41,7 +41,7 @@ class Chat {
   }
 
   composer() {
-    const form = element("form", { class: "ask", "aria-label": "Message" }, field("Message", this.words),
+    const form = element("form", { class: "ask", "aria-label": "Your turn" }, field("Message", this.words),
       element("div", { class: "row" }, this.send, this.stop, this.again, this.fresh), this.error);
     form.addEventListener("submit", (event) => {
       event.preventDefault();

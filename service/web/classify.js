@@ -10,7 +10,7 @@ export function mountClassify(container, page) {
   const pairs = model.pairs ?? "possible";
   const given = pairs === "needed" ? pairSamples() : textSamples(model).map((text) => [text, ""]);
   const text = area(given[0][0], 4);
-  const second = area(given[0][1], 3);
+  const second = area(given[0][1], pairs === "needed" ? 3 : 2);
   const zero = (model.tasks ?? []).includes("zero-shot-classification") ? new ZeroShot() : null;
   const place = answerPlace();
 
@@ -38,9 +38,9 @@ export function mountClassify(container, page) {
   const form = asking(page, {
     fields: [
       field(pairs === "needed" ? "First text" : "Text", text),
-      ...(pairs === "none" ? [] : [field(pairs === "needed" ? "Second text" : "Second text (if it reads pairs)", second)]),
+      ...(pairs === "none" ? [] : [field(pairs === "needed" ? "Second text" : "Second text, where two belong together", second)]),
       ...(zero ? [zero.node] : []),
-      examples(given, put),
+      examples(given, put, ([one]) => one),
     ],
     button: "Classify", request, ask,
   });

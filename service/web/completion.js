@@ -10,7 +10,7 @@ const PATH = "/v1/completions";
 
 export function mountCompletion(container, page) {
   const prompt = area(PROMPTS[0], 6);
-  const settings = drawing();
+  const settings = drawing(page.model);
   const place = answerPlace();
   let output = "";
   let input = "";

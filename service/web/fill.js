@@ -2,7 +2,7 @@
 
 import { bars } from "./bars.js";
 import { element, percent } from "./dom.js";
-import { amount, area, answerPlace, asking, empty, examples, field, sides } from "./form.js";
+import { amount, area, answerPlace, asking, empty, examples, field, given as numbers, sides } from "./form.js";
 import { MASKED } from "./samples.js";
 
 export function mountFill(container, page) {
@@ -13,7 +13,7 @@ export function mountFill(container, page) {
   const place = answerPlace("Words for what is hidden");
 
   const request = () => ({
-    path: `/models/${page.model.id}`, body: { inputs: text.value, parameters: { top_k: Number(count.value) } },
+    path: `/models/${page.model.id}`, body: { inputs: text.value, parameters: numbers({ top_k: count }) },
   });
 
   async function ask({ path, body }, signal) {

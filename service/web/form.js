@@ -4,6 +4,8 @@
 
 import { element, unique } from "./dom.js";
 
+const LONGEST_NAME = 34; // of an example
+
 export function field(label, control, hint = "") {
   control.id ||= unique("field");
   const said = hint ? element("p", { class: "hint", id: `${control.id}-hint` }, hint) : null;
@@ -27,6 +29,12 @@ export function amount(value, least, most, step = 1) {
   const control = element("input", { type: "number", min: least, max: most, step, inputmode: "decimal" });
   control.value = value;
   return control;
+}
+
+// What a form says of its numbers; one that is left empty is left to the server.
+export function given(controls) {
+  const said = Object.entries(controls).filter(([, each]) => each.value !== "");
+  return Object.fromEntries(said.map(([name, each]) => [name, Number(each.value)]));
 }
 
 export function choice(options, value) {
@@ -60,11 +68,15 @@ export function empty(place, sentence) {
   place.replaceChildren(element("p", { class: "hint" }, sentence));
 }
 
-// Buttons that put something into the controls.
-export function examples(choices, put) {
-  const buttons = choices.map((each, index) =>
-    element("button", { type: "button", class: "quiet", onclick: () => put(each) }, `Example ${index + 1}`));
+// Buttons that put something into the controls; `named` is what a choice is called.
+export function examples(choices, put, named = (each) => each) {
+  const buttons = choices.map((each) =>
+    element("button", { type: "button", class: "quiet", onclick: () => put(each) }, short(named(each))));
   return element("div", { class: "row", role: "group", "aria-label": "Examples" }, ...buttons);
+}
+
+function short(text) {
+  return text.length > LONGEST_NAME ? `${text.slice(0, LONGEST_NAME - 2).trimEnd()} …` : text;
 }
 
 // A form of `fields`; `request()` says what it would ask now, {path, body}; `ask(asked, signal)` asks it and draws.

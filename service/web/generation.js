@@ -1,23 +1,23 @@
 // What chat and completion have in common: how an answer is drawn from a generator.
 
-import { amount, field, ticked } from "./form.js";
+import { amount, field, given, ticked } from "./form.js";
 import { element } from "./dom.js";
 
 const ALTERNATIVES = 5;
+const TOKENS = 128;
 
-export function drawing({ tokens = 128, temperature = 0.7 } = {}) {
+// The controls; half of what the model takes at once is left for what is said before.
+export function drawing(model) {
   const controls = {
-    max_tokens: amount(tokens, 1, 100000),
-    temperature: amount(temperature, 0, 2, 0.1),
+    max_tokens: amount(Math.min(TOKENS, Math.ceil(model.max_tokens / 2)), 1, model.max_tokens),
+    temperature: amount(0.7, 0, 2, 0.1),
     top_p: amount(0.95, 0, 1, 0.05),
   };
   const probabilities = ticked("Token probabilities", true);
   const node = element("div", { class: "settings" },
     field("Most tokens", controls.max_tokens), field("Temperature", controls.temperature), field("Top p", controls.top_p),
     probabilities.row);
-  const options = () => Object.fromEntries(
-    Object.entries(controls).filter(([, each]) => each.value !== "").map(([name, each]) => [name, Number(each.value)]));
-  return { node, options, probable: () => probabilities.control.checked, alternatives: ALTERNATIVES };
+  return { node, options: () => given(controls), probable: () => probabilities.control.checked, alternatives: ALTERNATIVES };
 }
 
 // What an answer came to: its ending, and tokens a second from the first one on.

@@ -2,7 +2,7 @@
 
 import { bars } from "./bars.js";
 import { characters, element, percent } from "./dom.js";
-import { amount, area, answerPlace, asking, empty, examples, field, line, sides } from "./form.js";
+import { amount, area, answerPlace, asking, empty, examples, field, given, line, sides } from "./form.js";
 import { QUESTIONS } from "./samples.js";
 
 export function mountSpan(container, page) {
@@ -14,7 +14,7 @@ export function mountSpan(container, page) {
 
   const request = () => ({
     path: `/models/${page.model.id}`,
-    body: { inputs: { question: question.value, context: context.value }, parameters: { top_k: Number(count.value) } },
+    body: { inputs: { question: question.value, context: context.value }, parameters: given({ top_k: count }) },
   });
 
   async function ask({ path, body }, signal) {
@@ -41,7 +41,7 @@ export function mountSpan(container, page) {
       examples(QUESTIONS, (each) => {
         [question.value, context.value] = [each.question, each.context];
         form.submitted();
-      })],
+      }, (each) => each.question)],
     button: "Answer", request, ask,
   });
   form.addEventListener("input", () => { target = null; });

@@ -54,9 +54,10 @@ function kindOf(label) {
   return label.replace(/^[BIES]-/, "");
 }
 
-// Each kind its colour, the same whatever the text.
+// Each kind its colour: the same whatever the text, unless there are more kinds than colours.
 function huesOf(labels, found) {
-  const kinds = [...new Set([...labels, ...found.map(labelOf)].map(kindOf))].filter((kind) => kind !== "O");
+  const all = [...new Set(labels.map(kindOf))].filter((kind) => kind !== "O");
+  const kinds = [...new Set([...(all.length <= HUES ? all : []), ...found.map(labelOf).map(kindOf)])];
   return new Map(kinds.map((kind, index) => [kind, index % HUES]));
 }
 

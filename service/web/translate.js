@@ -2,13 +2,13 @@
 
 import { drawAlignment } from "./attention.js";
 import { element } from "./dom.js";
-import { amount, area, answerPlace, asking, empty, examples, field, sides, ticked } from "./form.js";
+import { amount, area, answerPlace, asking, empty, examples, field, given, sides, ticked } from "./form.js";
 import { TRANSLATED } from "./samples.js";
 
 export function mountTranslate(container, page) {
   const text = area(TRANSLATED[0], 4);
   const beams = amount(4, 1, 16);
-  const most = amount(64, 1, 1024);
+  const most = amount("", 1, page.model.max_tokens);
   const aligned = ticked("Where it looked", (page.model.explain ?? ["attention"]).includes("attention"));
   const place = answerPlace("What it wrote");
   const matrix = element("div", { class: "alignment" });
@@ -17,7 +17,7 @@ export function mountTranslate(container, page) {
 
   const request = () => ({
     path: `/models/${page.model.id}/pipeline/translation`,
-    body: { inputs: text.value, parameters: { num_beams: Number(beams.value), max_new_tokens: Number(most.value) } },
+    body: { inputs: text.value, parameters: given({ num_beams: beams, max_new_tokens: most }) },
   });
 
   async function ask({ path, body }, signal) {

@@ -1,0 +1,209 @@
+"""The page around the forms: tabs, the keyboard, themes, what is copied; and how it looks, for docs/."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playground import Visit, ask, choose, converse, over, press, run
+from playwright.sync_api import Page, expect
+from processes import Process
+
+GRAVE = ("serious", "critical")
+BUTTONS = {
+    "sentiment": "Classify",
+    "pair": "Classify",
+    "tags": "Find",
+    "span": "Answer",
+    "fill": "Fill in",
+    "minilm": "Compare",
+    "ranker": "Rank",
+    "translator": "Write",
+    "writer": "Continue",
+}
+
+
+def tab(page: Page, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+
+
+def faults(page: Page) -> list[str]:
+    """Serious ones, and where they are."""
+    found = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {node['html']}" for one in found if one["impact"] in GRAVE for node in one["nodes"]]
+
+
+def audited(page: Page, where: str) -> None:
+    assert not faults(page), where
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_tab_has_a_serious_fault_for_whoever_cannot_see_it(visit: Visit, served: Process, scheme: str) -> None:
+    page = visit(served, scheme=scheme)
+    for model, button in BUTTONS.items():
+        choose(page, model)
+        run(page, button)
+        audited(page, model)
+    choose(page, "smollm2")
+    converse(page, "Hello!", tokens=6)
+    over(page)
+    page.locator(".token").first.hover()
+    audited(page, "chat")
+    for name in ("Attention", "Server"):
+        tab(page, name)
+        expect(page.get_by_role("tabpanel")).not_to_be_empty()
+        audited(page, name)
+
+
+def test_tabs_are_one_stop_with_arrows_between_them(visit: Visit, served: Process) -> None:
+    page = visit(served)
+    page.get_by_role("tab", name="Try").focus()
+    for key, name in (("ArrowRight", "Attention"), ("ArrowRight", "Server"), ("ArrowRight", "Try"), ("End", "Server")):
+        page.keyboard.press(key)
+        expect(page.get_by_role("tab", name=name)).to_be_focused()
+        expect(page.get_by_role("tab", selected=True)).to_have_text(name)
+        assert page.get_by_role("tabpanel").get_attribute("aria-labelledby") == f"tab-{name.lower()}"
+    assert page.locator("[role=tab][tabindex='0']").count() == 1
+
+
+def test_the_keyboard_alone_is_enough(visit: Visit, served: Process) -> None:
+    page = visit(served)
+    expect(page.locator("#tabs")).to_be_visible()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the model")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Model", exact=True)).to_be_focused()
+    page.keyboard.type("sentiment")
+    expect(page.get_by_label("Model", exact=True)).to_have_value("sentiment")
+    until(page, page.get_by_label("Text", exact=True))
+    page.keyboard.press("Control+A")
+    page.keyboard.type("A wonderful day.")
+    until(page, page.get_by_role("button", name="Classify"))
+    page.keyboard.press("Enter")
+    expect(page.locator(".headline")).to_have_text("POSITIVE")
+
+
+def until(page: Page, control: object) -> None:
+    """Tab, and what has the focus can be seen to have it, until it is the control."""
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        outline = page.evaluate("() => getComputedStyle(document.activeElement).outlineStyle")
+        assert outline not in ("none", "")
+        if control.evaluate("(control) => control === document.activeElement"):  # type: ignore[attr-defined]
+            return
+    pytest.fail("it is never reached")
+
+
+def test_a_page_that_is_loaded_again_is_the_same(visit: Visit, served: Process) -> None:
+    page = visit(served)
+    choose(page, "minilm")
+    tab(page, "Server")
+    press(page, "Theme: system")
+    press(page, "Theme: light")
+    page.reload()
+    expect(page.get_by_role("tab", selected=True)).to_have_text("Server")
+    expect(page.get_by_label("Model", exact=True)).to_have_value("minilm")
+    expect(page.get_by_role("button", name="Theme: dark")).to_be_visible()
+    assert page.evaluate("() => getComputedStyle(document.body).backgroundColor") == "rgb(21, 23, 27)"
+
+
+@pytest.mark.parametrize("model", ["sentiment", "minilm", "smollm2", "writer"])
+def test_what_is_copied_runs_as_it_is(visit: Visit, served: Process, model: str) -> None:
+    page = visit(served)
+    choose(page, model)
+    said = {"smollm2": "It's 5 o'clock; \"why\"? `date` $HOME \\ 😀"}.get(model)
+    if said:
+        page.get_by_label("Message", exact=True).fill(said)
+    if model in ("smollm2", "writer"):
+        page.get_by_label("Most tokens").fill("6")
+        page.get_by_label("Temperature").fill("0")
+    code = page.locator("#copy-code")
+    expect(code).to_contain_text(model)
+    by_curl = subprocess.run(["bash", "-c", code.text_content() or ""], capture_output=True, text=True, check=True).stdout
+    press(page, "Python")
+    expect(code).to_contain_text("import httpx")
+    program = [sys.executable, "-c", code.text_content() or ""]
+    by_python = subprocess.run(program, capture_output=True, text=True, check=True).stdout
+    if model in ("smollm2", "writer"):
+        events = [json.loads(line[6:]) for line in by_curl.splitlines() if line.startswith("data: {")]
+        choices = [choice for event in events for choice in event["choices"]]
+        spoken = "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in choices)
+        assert by_python == spoken + "\n" != "\n"
+    else:
+        assert by_python.strip() == repr(json.loads(by_curl))
+    press(page, "Copy")
+    expect(page.locator("#copy [role=status]")).to_have_text("Copied.")
+    assert page.evaluate("() => navigator.clipboard.readText()") == code.text_content()
+
+
+def test_where_keys_are_asked_for_the_page_asks_for_one(visit: Visit, locked: Process) -> None:
+    page = visit(locked, expected="status of 40[13]")
+    key = page.get_by_label("Key", exact=True)
+    expect(key).to_be_focused()
+    expect(page.locator("#tabs")).to_be_hidden()
+    audited(page, "the key")
+    key.fill("wrong")
+    key.press("Enter")
+    expect(page.locator("#key-error")).to_have_text("the key in the header Authorization is not this server's")
+    key.fill("open-sesame")
+    key.press("Enter")
+    run(page, "Classify")
+    code = page.locator("#copy-code")
+    for kind in ("curl", "Python"):
+        press(page, kind)
+        written = code.text_content() or ""
+        assert "POLYHEAD_API_KEY" in written
+        assert "open-sesame" not in written
+        command = {"curl": ["bash", "-c"], "Python": [sys.executable, "-c"]}[kind]
+        environment = os.environ | {"POLYHEAD_API_KEY": "open-sesame"}
+        done = subprocess.run([*command, written], capture_output=True, text=True, check=True, env=environment)
+        assert "label" in done.stdout
+    page.reload()
+    expect(page.locator("#tabs")).to_be_visible()
+    press(page, "Key")
+    expect(key).to_be_visible()
+    assert page.evaluate("() => [localStorage.length, Object.values(sessionStorage).includes('open-sesame')]") == [0, False]
+
+
+def test_an_administrator_loads_and_unloads_models(visit: Visit, locked: Process, tiny_embedder: object) -> None:
+    page = visit(locked, expected="status of 40[13]")
+    page.get_by_label("Key", exact=True).fill("open-sesame")
+    page.keyboard.press("Enter")
+    tab(page, "Server")
+    key = page.get_by_label("Key of an administrator")
+    key.fill("open-sesame")
+    key.press("Enter")
+    expect(page.locator(".admin .error")).to_contain_text("may not administer")
+    key.fill("master")
+    key.press("Enter")
+    page.get_by_label("Name").fill("vectors")
+    page.get_by_label("Source").fill(str(tiny_embedder))
+    press(page, "Load")
+    expect(page.get_by_role("button", name="Unload vectors")).to_be_visible()
+    expect(page.get_by_label("Model", exact=True).locator("option")).to_have_text(["judge", "vectors"])
+    audited(page, "administration")
+    press(page, "Unload vectors")
+    expect(page.get_by_label("Model", exact=True).locator("option")).to_have_text(["judge"])
+    expect(page.get_by_role("button", name="Unload vectors")).to_have_count(0)
+
+
+def test_how_pages_look(visit: Visit, served: Process, picture: Callable[[Page, str], None]) -> None:
+    page = visit(served)
+    choose(page, "smollm2")
+    converse(page, "Why is the sky blue?", tokens=48)
+    over(page)
+    page.locator(".token").nth(9).hover()
+    picture(page, "chat")
+    page = visit(served, scheme="dark")
+    for model, name in (("tags", "tags"), ("minilm", "similarity"), ("translator", "translation")):
+        choose(page, model)
+        run(page, BUTTONS[model])
+        picture(page, name)
+    for text in ("Good.", "Bad.", "Neither of both."):
+        ask(served, "/models/sentiment", {"inputs": text})
+    tab(page, "Server")
+    expect(page.locator(".tile .number").first).not_to_have_text("–")
+    picture(page, "server")

@@ -1,0 +1,49 @@
+"""The Server tab: figures out of /metrics, looked at by those who look."""
+
+import re
+
+from playground import Visit, ask, choose
+from playwright.sync_api import Page, Request, expect
+from processes import Process
+
+
+def tile(page: Page, name: str) -> str:
+    return page.locator(".tile", has=page.get_by_text(name, exact=True)).locator(".number").text_content() or ""
+
+
+def test_it_is_looked_at_only_while_it_can_be_seen(visit: Visit, served: Process) -> None:
+    page = visit(served)
+    looks: list[Request] = []
+    page.on("request", lambda request: looks.append(request) if request.url.endswith("/metrics") else None)
+    expect(page.locator("#tabs")).to_be_visible()
+    page.clock.install()
+    page.clock.run_for(10_000)
+    assert not looks
+    page.get_by_role("tab", name="Server").click()
+    for count in (1, 2, 3):
+        expect(page.locator(".tile .number").first).not_to_have_text("–")
+        with page.expect_response("**/metrics"):
+            page.clock.run_for(2_000)
+        assert len(looks) >= count
+    page.get_by_role("tab", name="Try").click()
+    seen = len(looks)
+    page.clock.run_for(20_000)
+    assert len(looks) == seen
+
+
+def test_its_figures_are_those_of_the_metrics(visit: Visit, served: Process) -> None:
+    page = visit(served)
+    choose(page, "sentiment")
+    page.get_by_role("tab", name="Server").click()
+    expect(page.locator(".tile .number").first).not_to_have_text("–")
+    for number in range(8):
+        ask(served, "/models/sentiment", {"inputs": f"It is number {number}."})
+    figure = page.locator(".tile", has=page.get_by_text("Latency, 95 %", exact=True)).locator(".number")
+    expect(figure).to_have_text(re.compile(r"\d (ms|s)$"))
+    done = int(served.rest().total("requests_total", model="sentiment", outcome="done"))
+    row = page.get_by_role("row", name="sentiment")
+    expect(row.get_by_role("cell").nth(4)).to_have_text(str(done))
+    expect(row.get_by_role("cell").first).to_have_text("ready")
+    assert tile(page, "Memory").endswith("GiB")
+    assert float(tile(page, "Memory").split()[0]) > 0.1
+    assert (page.locator(".tile polyline").first.get_attribute("points") or "").count(",") >= 2

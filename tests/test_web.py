@@ -1,0 +1,138 @@
+"""How the playground is served: which files, with which headers, to whom; what it does is looked at in a browser."""
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from scripted import Registry, application, echo
+
+from service.api.web import FOLDER, PAGES, pages, wants_html
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+STYLE = re.compile(r"\sstyle\s*=|<style|javascript:|\son\w+\s*=\s*[\"']")
+
+
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    return application(Registry([], echo))
+
+
+def call(app: FastAPI, method: str, path: str, **options: Any) -> httpx.Response:
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(run())
+
+
+def test_browsers_have_the_page_and_programs_what_they_had(app: FastAPI) -> None:
+    page = call(app, "GET", "/", headers=BROWSER)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.content == (FOLDER / "index.html").read_bytes()
+    for accepted in ("*/*", "application/json", "", "text/plain, */*"):
+        answer = call(app, "GET", "/", headers={"Accept": accepted})
+        assert answer.json()["docs"] == "/docs"
+        assert answer.headers["vary"] == "Accept"
+    assert call(app, "HEAD", "/", headers=BROWSER).headers["content-type"] == "text/html; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "html"),
+    [
+        ("text/html", True),
+        ("text/html;q=0.5, application/json", False),
+        ("application/json;q=0.5, TEXT/HTML ; q=0.9", True),
+        ("text/html, application/json", False),
+        ("text/html;q=0", False),
+        ("text/*", False),
+        ("*/*", False),
+    ],
+)
+def test_html_is_for_those_who_would_rather_have_it(accepted: str, html: bool) -> None:
+    assert wants_html(accepted) is html
+
+
+def test_every_file_is_sent_whole_as_what_it_is_and_once(app: FastAPI) -> None:
+    kinds = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+    for path in FOLDER.iterdir():
+        answer = call(app, "GET", f"/web/{path.name}")
+        assert answer.content == path.read_bytes()
+        assert answer.headers["content-type"] == (kinds | {".html": "text/html; charset=utf-8"})[path.suffix]
+        assert answer.headers["cache-control"] == "no-cache"
+        tag = answer.headers["etag"]
+        for given in (tag, f'"other", W/{tag}'):
+            again = call(app, "GET", f"/web/{path.name}", headers={"If-None-Match": given})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+        assert call(app, "GET", f"/web/{path.name}", headers={"If-None-Match": '"other"'}).status_code == 200
+        assert call(app, "HEAD", f"/web/{path.name}").headers["etag"] == tag
+    assert len({page.tag for page in PAGES.values()}) == len(PAGES)
+
+
+def test_nothing_on_the_page_may_run_that_is_not_a_file_of_it(app: FastAPI) -> None:
+    for path in ("/", "/web/index.html", "/web/main.js"):
+        headers = call(app, "GET", path, headers=BROWSER).headers
+        policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+        assert policy == {
+            "default-src": "'none'",
+            "script-src": "'self'",
+            "style-src": "'self'",
+            "img-src": "'self' data:",
+            "connect-src": "'self'",
+            "base-uri": "'none'",
+            "form-action": "'none'",
+            "frame-ancestors": "'none'",
+        }
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..%2fapi%2fweb.py", "%2e%2e/settings.py", "index.html/", "main.js%00"])
+def test_what_is_no_file_of_it_is_not_found(app: FastAPI, name: str) -> None:
+    answer = call(app, "GET", f"/web/{name}")
+    assert answer.status_code == 404
+    assert "import" not in answer.text
+
+
+def test_it_can_be_switched_off() -> None:
+    app = application(Registry([], echo), playground=False)
+    assert call(app, "GET", "/", headers=BROWSER).json()["docs"] == "/docs"
+    for name in PAGES:
+        answer = call(app, "GET", f"/web/{name}")
+        assert answer.status_code == 404
+        assert "playground" in answer.json()["error"]["message"]
+
+
+def test_only_files_that_a_browser_is_to_have_are_served(tmp_path: Path) -> None:
+    for name in ("a.js", "b.py", ".c", "d.css"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "inner").mkdir()
+    assert pages(tmp_path).keys() == {"a.js", "d.css"}
+
+
+# What the files must be like, that no browser would tell
+
+
+def test_files_are_short_and_name_only_each_other() -> None:
+    for path in FOLDER.iterdir():
+        text = path.read_text("utf-8")
+        assert len(text.splitlines()) <= 400, path.name
+        assert not STYLE.search(text), f"{path.name} has a style or a script of its own"
+        assert "innerHTML" not in text
+        assert "insertAdjacentHTML" not in text
+        for name in re.findall(r"""(?:from\s+"\./|(?:src|href)="web/)([^"]+)""", text):
+            assert name in PAGES, f"{path.name} wants {name}"
+
+
+def test_every_module_is_reached_from_the_page() -> None:
+    reached, left = set[str](), ["index.html"]
+    while left:
+        name = left.pop()
+        if name not in reached:
+            reached.add(name)
+            left += re.findall(r"""(?:from\s+"\./|(?:src|href)="web/)([^"]+)""", (FOLDER / name).read_text("utf-8"))
+    assert reached == PAGES.keys()
