@@ -42,14 +42,16 @@ def tasks_of(model: Model) -> list[str]:
 
 
 def introduced(model: Model, *, explained: bool) -> dict[str, Any]:
-    """What a form for it has to know: `pairs` says whether it reads two texts at once, `explain` by which methods its
-    answers are explained."""
+    """What a form for it has to know: `pairs` says whether it reads two texts at once, `mask` how a hidden word is
+    written, `explain` by which methods its answers are explained."""
+    hidden = model.tokenizer.mask_id if model.task == "fill" else None
     return {
         "task": model.task,
         "tasks": tasks_of(model),
         "labels": model.labels,
         "max_tokens": model.max_tokens,
         "chat": model.chat is not None,
+        "mask": "" if hidden is None else model.tokenizer.piece(hidden),
         "pairs": "needed" if model.both_orders else PAIRED.get(model.task, "none"),
         "explain": get_args(Method) if explained else (),
     }

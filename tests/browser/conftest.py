@@ -111,7 +111,9 @@ def visit(browser: Browser) -> Iterator[Visit]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Process]:
     """A server with a model of every head."""
     folder = tmp_path_factory.mktemp("runs")
-    models = quickstart.sources(default_model_dir()) | {name: trained(recipe, folder) for name, recipe in RECIPES.items()}
+    models = quickstart.sources(default_model_dir()) | {
+        name: trained(recipe, folder) for name, recipe in RECIPES.items()
+    }
     models["ranker"] = str(checkpoints.ranker(folder / "ranker"))
     yield from serving(*(f"{name}={source}" for name, source in models.items()), "--cache-tokens", "8192")
 

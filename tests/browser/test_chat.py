@@ -3,7 +3,7 @@
 import itertools
 from math import exp
 
-from playground import Visit, MANY, Sent, ask, choose, converse, over, press, run
+from playground import MANY, Sent, Visit, ask, choose, converse, over, press, run
 from playwright.sync_api import Page, expect
 from processes import Process
 
@@ -86,7 +86,10 @@ def test_how_likely_each_token_was_by_pointer_and_by_keyboard(visit: Visit, serv
     expect(tip).to_be_hidden()
     tokens.nth(4).hover()
     expect(tip).to_be_visible()
-    shown = {"".join(row.locator("code").all_text_contents()): row.locator(".figure").text_content() for row in tip.locator("li").all()}
+    shown = {
+        "".join(row.locator("code").all_text_contents()): row.locator(".figure").text_content()
+        for row in tip.locator("li").all()
+    }
     for each in drawn[4]["top_logprobs"]:
         share, name = exp(each["logprob"]), each["token"].replace(" ", "␣").replace("\n", "⏎")
         assert shown[name] == (f"{share * 100:.1f} %" if 0.001 <= share < 0.9995 else shown[name])
