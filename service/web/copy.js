@@ -7,12 +7,14 @@ import { address, key } from "./api.js";
 import { element } from "./dom.js";
 
 const VARIABLE = "POLYHEAD_API_KEY";
+const LONGEST_LINE = 80;
+const PYTHON = new Map([[null, "None"], [true, "True"], [false, "False"]]);
 const WRITERS = { curl, Python: python };
 
 export function curl(path, body) {
   const parts = [`curl -sS${body?.stream ? "N" : ""} ${quoted(address(path))}`];
   if (key()) parts.push(`-H "Authorization: Bearer $${VARIABLE}"`);
-  if (body !== null) parts.push("-H 'Content-Type: application/json'", `-d ${quoted(JSON.stringify(body, null, 2))}`);
+  if (body !== null) parts.push("-H 'Content-Type: application/json'", `-d ${quoted(laid(body, JSON.stringify))}`);
   return parts.join(" \\\n  ");
 }
 
@@ -30,7 +32,7 @@ export function python(path, body) {
     given.push("headers=headers");
   }
   if (body !== null) {
-    imports.push(`body = ${literal(body)}`);
+    imports.push(`body = ${laid(body, pythonic)}`);
     given.push("json=body");
   }
   given.push("timeout=60");
@@ -54,19 +56,22 @@ function streaming(given) {
   ];
 }
 
-// A value of JSON as Python spells it; its strings are Python's already.
-function literal(value, inside = "") {
-  const deeper = `${inside}    `;
-  if (value === null) return "None";
-  if (typeof value === "boolean") return value ? "True" : "False";
-  if (typeof value !== "object") return JSON.stringify(value);
-  const parts = Array.isArray(value)
-    ? value.map((each) => literal(each, deeper))
-    : Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${literal(each, deeper)}`);
+// JSON, on as few lines as can be read; `atom` spells what is neither a list nor an object.
+function laid(value, atom, inside = "") {
+  if (value === null || typeof value !== "object") return atom(value);
+  const deeper = `${inside}  `;
   const [open, close] = Array.isArray(value) ? "[]" : "{}";
+  const parts = Array.isArray(value)
+    ? value.map((each) => laid(each, atom, deeper))
+    : Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${laid(each, atom, deeper)}`);
   const line = `${open}${parts.join(", ")}${close}`;
-  if (line.length < 80 && !line.includes("\n")) return line;
-  return `${open}\n${parts.map((part) => `${deeper}${part},\n`).join("")}${inside}${close}`;
+  if (line.length < LONGEST_LINE && !line.includes("\n")) return line;
+  return `${open}\n${parts.map((part) => `${deeper}${part}`).join(",\n")}\n${inside}${close}`;
+}
+
+// As Python spells it; its strings are Python's already.
+function pythonic(value) {
+  return PYTHON.get(value) ?? JSON.stringify(value);
 }
 
 // The panel; its `show(path, body)` says what is on the screen now.

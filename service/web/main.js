@@ -77,7 +77,7 @@ function opened(name) {
   const asked = view.asked();
   mountAttention(at("panel-attention"), {
     ...pageFor("attention"),
-    request: (path, body) => api.request(path, body),
+    request: api.request,
     input: asked.input,
     output: asked.output ?? "",
     target: asked.target ?? null,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playground import Visit, ask, choose, converse, over, press, run
+from playground import MANY, Visit, ask, choose, converse, over, press, run
 from playwright.sync_api import Page, expect
 from processes import Process
 
@@ -57,7 +57,7 @@ def test_no_tab_has_a_serious_fault_for_whoever_cannot_see_it(visit: Visit, serv
     for name in ("Attention", "Server"):
         tab(page, name)
         expect(page.locator(f"#panel-{name.lower()}")).not_to_be_empty()
-        expect(page.locator("[aria-busy=true]")).to_have_count(0)
+        expect(page.locator("[aria-busy=true]")).to_have_count(0, timeout=MANY)
         audited(page, name)
 
 
