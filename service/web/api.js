@@ -36,6 +36,12 @@ export async function text(path, options = {}) {
   return answer.text();
 }
 
+// How far each model is.  What is not ready says so with a 503, which is an answer all the same.
+export async function readiness() {
+  const answer = await fetch(address("/readyz"), { cache: "no-store" });
+  return (await answer.json()).models ?? {};
+}
+
 // The JSON of server-sent events, one by one, as they come.
 export async function* events(path, body, signal) {
   const answer = await called(path, body, { signal, accept: "text/event-stream" });

@@ -140,6 +140,7 @@ class Chat {
     if (answer.content && item.isConnected) this.turns.push(answer);
     else item.remove();
     this.show(false);
+    this.page.changed();
   }
 
   async written(answer, text, pace, signal) {

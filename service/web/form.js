@@ -76,7 +76,7 @@ export function examples(choices, put, named = (each) => each) {
 }
 
 function short(text) {
-  return text.length > LONGEST_NAME ? `${text.slice(0, LONGEST_NAME - 2).trimEnd()} …` : text;
+  return text.length > LONGEST_NAME ? `${text.slice(0, text.lastIndexOf(" ", LONGEST_NAME - 2))} …` : text;
 }
 
 // A form of `fields`; `request()` says what it would ask now, {path, body}; `ask(asked, signal)` asks it and draws.
@@ -108,6 +108,7 @@ export function asking(page, { fields, button = "Run", request, ask, label = "Wh
       if (running === mine) {
         running = null;
         busy(false);
+        page.changed();
       }
     }
   }

@@ -53,6 +53,7 @@ function pageFor(where) {
     request: (path, body, signal) => api.request(path, body, { signal }),
     events: api.events,
     copyable: (path, body) => copyable(where, path, body),
+    changed: () => tab === "attention" && explained(),
   };
 }
 
@@ -66,14 +67,17 @@ function pick(name) {
   opened(tab);
 }
 
-// The Attention tab is about what is on the screen: drawn anew whenever it is opened.
+// The Attention tab is about what is on the screen: drawn anew whenever it is opened, or what it is about changes.
 function opened(name) {
   tab = name;
   remembered();
   at("copy").hidden = !copied[tab];
   if (copied[tab]) copyPanel(...copied[tab]);
   server.visible(tab === "server");
-  if (tab !== "attention") return;
+  if (tab === "attention") explained();
+}
+
+function explained() {
   const asked = view.asked();
   mountAttention(at("panel-attention"), {
     ...pageFor("attention"),
@@ -109,18 +113,34 @@ async function begin() {
     await waiting();
     return;
   }
-  at("model").replaceChildren(...models.map((each) => element("option", { value: each.id }, each.id)));
+  listed();
   at("tabs").hidden = false;
   tab = ["try", "attention", "server"].includes(wantedTab) ? wantedTab : "try";
   pick(wanted);
   tabs.open(tab);
+  completed();
 }
 
 async function waiting() {
-  const state = await fetch(api.address("/readyz")).then((answer) => answer.json(), () => null);
-  const loading = Object.entries(state?.models ?? {}).map(([name, each]) => `${name}: ${each.error ?? each.state}`);
+  const states = await api.readiness().catch(() => ({}));
+  const loading = Object.entries(states).map(([name, each]) => `${name}: ${each.error ?? each.state}`);
   told(`No model is ready yet. ${loading.join(", ")}`);
   setTimeout(begin, AGAIN_MS);
+}
+
+function listed() {
+  at("model").replaceChildren(...models.map((each) => element("option", { value: each.id }, each.id)));
+}
+
+// Models that are ready later than others get into the list, while somebody works with these.
+async function completed() {
+  const states = await api.readiness().catch(() => ({}));
+  if (!Object.values(states).some((each) => each.state === "loading" || each.state === "waiting")) return;
+  await new Promise((done) => setTimeout(done, AGAIN_MS));
+  models = (await api.request("/v1/models")).data;
+  listed();
+  at("model").value = model.id;
+  completed();
 }
 
 function refused(error) {

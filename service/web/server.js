@@ -62,7 +62,7 @@ export function mountServer(panel, page) {
     clearTimeout(timer);
     if (!shown || document.hidden) return;
     try {
-      const [text, states] = await Promise.all([api.text("/metrics"), readiness()]);
+      const [text, states] = await Promise.all([api.text("/metrics"), api.readiness()]);
       looks.push(new Look(text, performance.now()));
       looks.splice(0, looks.length - KEPT);
       for (const tile of tiles) tile.draw(looks);
@@ -85,12 +85,6 @@ export function mountServer(panel, page) {
       look();
     },
   };
-}
-
-// What is not ready says so with a 503, which is an answer all the same.
-async function readiness() {
-  const answer = await fetch(api.address("/readyz"), { cache: "no-store" });
-  return (await answer.json()).models ?? {};
 }
 
 class Tile {

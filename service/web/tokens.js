@@ -23,7 +23,7 @@ export class TokenText {
     this.text = "";
     this.placed = 0; // characters that stand in tokens
     this.waiting = []; // tokens that are not placed yet
-    this.tip = element("div", { role: "tooltip", id: unique("tip"), class: "tip", hidden: true });
+    this.tip = element("div", { role: "tooltip", id: unique("tip"), class: "tip", "aria-live": "off", hidden: true });
     this.tail = document.createTextNode("");
     this.spans = element("span", { class: "tokens" }, this.tail);
     place.replaceChildren(this.spans, this.tip);

@@ -11,7 +11,7 @@ export function mountTranslate(container, page) {
   const most = amount("", 1, page.model.max_tokens);
   const aligned = ticked("Where it looked", (page.model.explain ?? ["attention"]).includes("attention"));
   const place = answerPlace("What it wrote");
-  const matrix = element("div", { class: "alignment" });
+  const matrix = element("div", { class: "alignment", "aria-live": "off" });
   let input = "";
   let output = "";
 

@@ -5,11 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import httpx
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
 from processes import PATIENCE, Process
 
 Visit = Callable[..., Page]
 MANY = 60_000  # milliseconds
+GRAVE = ("serious", "critical")
 
 
 def choose(page: Page, model: str) -> None:
@@ -40,6 +42,20 @@ def converse(page: Page, words: str, *, tokens: int = 24, temperature: float = 0
 def over(page: Page) -> None:
     """The answer of a chat is."""
     expect(page.get_by_role("button", name="Regenerate")).to_be_visible(timeout=MANY)
+
+
+def tab(page: Page, name: str) -> None:
+    page.get_by_role("tab", name=name).click()
+
+
+def faults(page: Page) -> list[str]:
+    """Serious ones, and where they are."""
+    found = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {node['html']}" for one in found if one["impact"] in GRAVE for node in one["nodes"]]
+
+
+def audited(page: Page, where: str) -> None:
+    assert not faults(page), where
 
 
 def ask(server: Process, path: str, body: Any, **headers: str) -> Any:

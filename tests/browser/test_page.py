@@ -7,12 +7,10 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
-from playground import MANY, Visit, ask, choose, converse, over, press, run
+from playground import MANY, Visit, ask, audited, choose, converse, over, press, run, tab
 from playwright.sync_api import Page, expect
 from processes import Process
 
-GRAVE = ("serious", "critical")
 BUTTONS = {
     "sentiment": "Classify",
     "pair": "Classify",
@@ -24,20 +22,6 @@ BUTTONS = {
     "translator": "Write",
     "writer": "Continue",
 }
-
-
-def tab(page: Page, name: str) -> None:
-    page.get_by_role("tab", name=name).click()
-
-
-def faults(page: Page) -> list[str]:
-    """Serious ones, and where they are."""
-    found = Axe().run(page).response["violations"]
-    return [f"{one['id']}: {node['html']}" for one in found if one["impact"] in GRAVE for node in one["nodes"]]
-
-
-def audited(page: Page, where: str) -> None:
-    assert not faults(page), where
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -212,8 +196,11 @@ def test_how_pages_look(visit: Visit, served: Process, picture: Callable[[Page, 
         choose(page, model)
         run(page, BUTTONS[model])
         picture(page, name)
-    for text in ("Good.", "Bad.", "Neither of both."):
-        ask(served, "/models/sentiment", {"inputs": text})
     tab(page, "Server")
-    expect(page.locator(".tile .number").first).not_to_have_text("–")
+    talk = {"model": "smollm2", "messages": [{"role": "user", "content": "Hello!"}], "max_tokens": 16}
+    for _ in range(4):
+        with page.expect_response("**/metrics"):
+            ask(served, "/v1/chat/completions", talk)
+            ask(served, "/models/sentiment", {"inputs": ["Good.", "Bad.", "Neither of both."]})
+    expect(page.locator(".tile .number").nth(6)).not_to_have_text("–")
     picture(page, "server")
