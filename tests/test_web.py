@@ -13,7 +13,7 @@ from scripted import Registry, application, echo
 from service.api.web import FOLDER, PAGES, pages, wants_html
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
-STYLE = re.compile(r"\sstyle\s*=|<style|javascript:|\son\w+\s*=\s*[\"']")
+STYLE = re.compile(r"\sstyle\s*=\s*[\"']|<style|javascript:|\son\w+\s*=\s*[\"']")
 
 
 @pytest.fixture(scope="module")
@@ -34,6 +34,7 @@ def test_browsers_have_the_page_and_programs_what_they_had(app: FastAPI) -> None
     page = call(app, "GET", "/", headers=BROWSER)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert page.content == (FOLDER / "index.html").read_bytes()
+    assert page.headers["vary"] == "Accept"
     for accepted in ("*/*", "application/json", "", "text/plain, */*"):
         answer = call(app, "GET", "/", headers={"Accept": accepted})
         assert answer.json()["docs"] == "/docs"

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from playground import Visit, ask, choose
 from playwright.sync_api import Page, Request, expect
 from processes import Process
@@ -47,3 +48,29 @@ def test_its_figures_are_those_of_the_metrics(visit: Visit, served: Process) -> 
     assert tile(page, "Memory").endswith("GiB")
     assert float(tile(page, "Memory").split()[0]) > 0.1
     assert (page.locator(".tile polyline").first.get_attribute("points") or "").count(",") >= 2
+
+
+# Two looks at a histogram: in between two came to at most 0.1 s, four to 0.2 s and two to more.
+LOOKS = [
+    f"""# TYPE polyhead_request_seconds histogram
+polyhead_request_seconds_bucket{{le="0.1",model="a"}} {first}
+polyhead_request_seconds_bucket{{le="0.2",model="a"}} {second}
+polyhead_request_seconds_bucket{{le="+Inf",model="a"}} {all_of_them}
+polyhead_request_seconds_bucket{{le="0.1",model="other \\"}} {{\\\\"}} 5
+polyhead_requests_total{{model="a"}} {all_of_them}
+"""
+    for first, second, all_of_them in ((10, 20, 30), (12, 26, 38))
+]
+FIGURES = """async (looks) => {
+  const { Look, quantile, rate } = await import("/web/prometheus.js");
+  const [before, after] = looks.map((text, index) => new Look(text, index * 4000));
+  const of = (share) => quantile(before, after, "polyhead_request_seconds", share, { model: "a" });
+  return [of(0.125), of(0.5), of(0.99), rate(before, after, "polyhead_requests_total"),
+    Number.isNaN(quantile(after, after, "polyhead_request_seconds", 0.5)), after.samples[3].labels.model];
+}"""
+
+
+def test_percentiles_are_of_what_lies_between_two_looks(visit: Visit, locked: Process) -> None:
+    page = visit(locked, expected="status of 401")
+    figures = page.evaluate(FIGURES, LOOKS)
+    assert figures == [pytest.approx(0.05), pytest.approx(0.15), 0.2, 2.0, True, 'other "} {\\']
