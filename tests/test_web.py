@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from scripted import Registry, application, echo
+from scripted import Registry, application, echo, model
 
 from service.api.web import FOLDER, PAGES, pages, wants_html
 
@@ -113,6 +113,27 @@ def test_only_files_that_a_browser_is_to_have_are_served(tmp_path: Path) -> None
         (tmp_path / name).write_text("x")
     (tmp_path / "inner").mkdir()
     assert pages(tmp_path).keys() == {"a.js", "d.css"}
+
+
+def test_every_model_says_what_its_form_must_know(tiny_generator: Path, tiny_classifier: Path) -> None:
+    models = [
+        model(tiny_generator, "talker", "generate"),
+        model(tiny_generator, "writer", "generate", chat=None),
+        model(tiny_classifier, "judge", "classify", labels=("entails", "not")),
+        model(tiny_classifier, "order", "rank"),
+        model(tiny_classifier, "words", "fill"),
+    ]
+    data = call(application(Registry(models, echo)), "GET", "/v1/models").json()["data"]
+    known = {one["id"]: (one["task"], one["tasks"][-1], one["chat"], one["pairs"], one["mask"]) for one in data}
+    assert known == {
+        "talker": ("generate", "text-generation", True, "none", ""),
+        "writer": ("generate", "text-generation", False, "none", ""),
+        "judge": ("classify", "zero-shot-classification", False, "possible", ""),
+        "order": ("rank", "text-classification", False, "needed", ""),
+        "words": ("fill", "fill-mask", False, "none", "[MASK]"),
+    }
+    assert {tuple(one["labels"]) for one in data} == {(), ("entails", "not")}
+    assert {one["max_tokens"] for one in data} == {64}
 
 
 # What the files must be like, that no browser would tell
