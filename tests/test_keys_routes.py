@@ -197,6 +197,7 @@ BODIES: dict[str, Any] = {
     "/v1/messages/count_tokens": {"model": "shut", "messages": TALK},
     "/v1/embeddings": {"model": "vectors", "input": "The fox"},
     "/v1/rerank": {"model": "ranker", "query": "a", "documents": ["b"]},
+    "/v1/explain": {"model": "shut", "input": "The fox"},
     "/detokenize": {"model": "shut", "tokens": [5]},
     "/tokenize": {"model": "shut", "prompt": "The fox"},
     "/models/judge/tokenize": TEXT,
@@ -248,7 +249,9 @@ def posted(app: FastAPI, key: str, bodies: dict[str, Any]) -> dict[str, httpx.Re
 
 
 def let_in(path: str) -> int:
-    """The status of what is answered; the numbers that this registry's model says are no words."""
+    """The status of what is answered; this registry's model says numbers that are no words, and nothing explains it."""
+    if path == "/v1/explain":
+        return 507
     return 500 if path.endswith("embed_sparse") else 200
 
 
