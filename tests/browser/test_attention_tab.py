@@ -1,70 +1,14 @@
-"""What the tab Attention draws, beside what POST /v1/explain says of the same: cell by cell, character by character."""
+"""What the tab Attention draws of weights, beside what POST /v1/explain says of the same: cell by cell."""
 
 import base64
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from playground import MANY, Sent, Visit, ask, audited, choose, converse, over, run, tab
-from playwright.sync_api import Locator, Page, expect
+from attention import EXACT, PATH, TEXT, check_pieces, drawn, explained, laid, opened, pick, told, view
+from playground import Sent, Visit, ask, audited, choose, run, tab
+from playwright.sync_api import Page, expect
 from processes import Process
-
-PATH = "/v1/explain"
-TEXT = "It starts slowly, but I loved every minute of it."
-# Outside the first plane of Unicode: a browser's strings count such characters twice.
-SMILING = "The harbour 🚢 was dull, but I loved the 😀 boats."
-BUSY = ".attn-panel[aria-busy]"
-EXACT = 1e-6
-
-
-def opened(visit: Visit, server: Process, model: str, text: str = TEXT, scheme: str = "light") -> Page:
-    """The tab, about a text."""
-    page = visit(server, scheme=scheme)
-    choose(page, model)
-    page.get_by_role("textbox").first.fill(text)
-    tab(page, "Attention")
-    drawn(page)
-    return page
-
-
-def drawn(page: Page) -> None:
-    """What was asked has been answered."""
-    expect(page.locator(".attn-place > *").first).to_be_attached(timeout=MANY)
-    expect(page.locator(BUSY)).to_have_count(0, timeout=MANY)
-    expect(page.locator(".attn-error")).to_have_count(0)
-
-
-def view(page: Page, name: str) -> None:
-    page.get_by_role("button", name=name, exact=True).click()
-    drawn(page)
-
-
-def pick(page: Page, label: str, value: str) -> None:
-    page.locator(".attn").get_by_label(label, exact=True).select_option(value)
-    drawn(page)
-
-
-def explained(server: Process, model: str, **question: Any) -> Any:
-    return ask(server, PATH, {"model": model, "input": TEXT, **question})
-
-
-def told(cells: Locator) -> list[tuple[int, int, float]]:
-    """Row, column and weight of each."""
-    found = cells.evaluate_all("(all) => all.map(({ dataset: d }) => [d.row, d.column, d.weight].map(Number))")
-    return [(int(row), int(column), weight) for row, column, weight in found]
-
-
-def laid(cells: list[tuple[int, int, float]], shape: tuple[int, int]) -> np.ndarray:
-    """As a matrix, in which each cell stands once."""
-    assert len(cells) == len({cell[:2] for cell in cells}) == shape[0] * shape[1]
-    matrix = np.full(shape, np.nan)
-    for row, column, weight in cells:
-        matrix[row, column] = weight
-    return matrix
-
-
-# Weights
 
 
 def test_a_heatmap_has_a_cell_for_every_weight(
@@ -256,123 +200,6 @@ def test_what_the_server_says_of_too_much_is_shown(visit: Visit, served: Process
     expect(page.get_by_role("alert").filter(has_text="attention_rollout")).to_be_visible()
     page.get_by_role("radio", name="rollout").check()
     drawn(page)
-
-
-# Attributions
-
-
-PIECES = """(all) => all.map((mark) => {
-  const { start, end, score } = mark.dataset;
-  return [mark.textContent, Number(start), Number(end), Number(score)];
-})"""
-
-
-def check_pieces(page: Page, attribution: Any, texts: list[str]) -> None:
-    """The texts stand there whole, and each piece has the score of its characters."""
-    assert page.locator(".attn-text").all_text_contents() == texts
-    for index, text in enumerate(texts):
-        pieces = page.locator(f".attn-text[data-text='{index}'] mark").evaluate_all(PIECES)
-        own = sorted(
-            (each for each in attribution["characters"] if each["text"] == index), key=lambda each: each["start"]
-        )
-        assert [words for words, *_ in pieces] == [text[each["start"] : each["end"]] for each in own]
-        assert [tuple(places) for _, *places, _ in pieces] == [(each["start"], each["end"]) for each in own]
-        np.testing.assert_allclose([score for *_, score in pieces], [each["score"] for each in own], atol=1e-5)
-
-
-@pytest.mark.parametrize("method", ["gradient × input", "integrated gradients", "occlusion"])
-def test_every_character_has_its_score(
-    visit: Visit, served: Process, method: str, picture: Callable[[Page, str], None]
-) -> None:
-    name = method.replace(" × ", "_x_").replace(" ", "_")
-    text = TEXT if name == "integrated_gradients" else SMILING
-    page = opened(visit, served, "sentiment", text)
-    view(page, "Attributions")
-    page.get_by_role("radio", name=method).check()
-    drawn(page)
-    [attribution] = ask(served, PATH, {"model": "sentiment", "input": text, "method": name})["attributions"]
-    check_pieces(page, attribution, [text])
-    expect(page.locator(".attn-goal b")).to_have_text(attribution["target"]["label"])
-    signs = page.locator(".attn-text mark").evaluate_all(
-        "(all) => all.map((mark) => [mark.dataset.score < 0, mark.classList.contains('against')])"
-    )
-    assert signs
-    assert all(negative == against for negative, against in signs)
-    if name == "integrated_gradients":
-        sums = attribution["completeness"]
-        expect(page.locator(".attn-completeness")).to_contain_text("Complete" if sums["holds"] else "Not complete")
-        expect(page.locator(".attn-completeness")).to_contain_text(f"{sums['sum']:+.4f}".replace("-", "−"))
-        picture(page, "attention-attributions")
-
-
-def test_an_answer_that_nobody_waits_for_any_more_is_given_up(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
-    view(page, "Attributions")
-    slow = "integrated_gradients"  # never answered here
-    page.route("**" + PATH, lambda route: None if slow in str(route.request.post_data) else route.continue_())
-    page.get_by_role("radio", name="integrated gradients").check()
-    expect(page.locator(BUSY)).to_be_visible()
-    with page.expect_event("requestfailed") as given_up:
-        page.get_by_role("radio", name="occlusion").check()
-    assert slow in str(given_up.value.post_data)
-    drawn(page)
-    check_pieces(page, explained(served, "sentiment", method="occlusion")["attributions"][0], [TEXT])
-
-
-def test_another_label_can_be_asked_about(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "sentiment")
-    view(page, "Attributions")
-    likeliest = explained(served, "sentiment", method="gradient_x_input")["attributions"][0]["target"]["label"]
-    options = page.get_by_label("Label", exact=True).locator("option").all_text_contents()[1:]
-    other = next(label for label in options if label != likeliest)
-    pick(page, "Label", other)
-    [attribution] = explained(served, "sentiment", method="gradient_x_input", target={"label": other})["attributions"]
-    expect(page.locator(".attn-goal b")).to_have_text(other)
-    check_pieces(page, attribution, [TEXT])
-
-
-def test_the_tag_of_a_token_can_be_asked_about(visit: Visit, served: Process) -> None:
-    page = opened(visit, served, "tags")
-    view(page, "Attributions")
-    pick(page, "Token", "2")
-    [attribution] = explained(served, "tags", method="gradient_x_input", target={"token": 2})["attributions"]
-    check_pieces(page, attribution, [TEXT])
-
-
-def test_an_answer_in_a_context_is_explained_over_both_texts(visit: Visit, served: Process) -> None:
-    page = visit(served)
-    choose(page, "span")
-    page.get_by_label("Question").fill("What was dull?")
-    page.get_by_label("Context").fill(TEXT)
-    run(page, "Answer")
-    tab(page, "Attention")
-    drawn(page)
-    sent = Sent(page, PATH)
-    view(page, "Attributions")
-    [body] = sent.bodies
-    assert body["input"] == ["What was dull?", TEXT]
-    [attribution] = ask(served, PATH, body)["attributions"]
-    check_pieces(page, attribution, body["input"])
-
-
-def test_what_was_written_is_explained_token_by_token(visit: Visit, served: Process) -> None:
-    page = visit(served)
-    choose(page, "smollm2")
-    converse(page, "Name a city in France.", tokens=5)
-    over(page)
-    tab(page, "Attention")
-    drawn(page)
-    sent = Sent(page, PATH)
-    view(page, "Attributions")
-    [body] = sent.bodies
-    answer = ask(served, PATH, body)
-    chips = page.locator(".attn-chip")
-    written = [each["target"]["token"] for each in answer["attributions"]]
-    assert [int(str(chip.get_attribute("data-token"))) for chip in chips.all()] == written
-    for place in (0, len(written) - 1):
-        chips.nth(place).hover()
-        expect(chips.nth(place)).to_have_attribute("aria-pressed", "true")
-        check_pieces(page, answer["attributions"][place], ["Name a city in France."])
 
 
 # Alignment
