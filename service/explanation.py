@@ -62,8 +62,8 @@ def cheaper(why: Why) -> str:
 
 
 def check_weights(why: Why, subject: Subject, layout: Layout, mib: int) -> None:
-    check_there("layers", why.layers, max(layers for layers, _ in layout.values()))
-    check_there("heads", why.heads, max(heads for _, heads in layout.values()))
+    check_there("layers", why.layers, max((layers for layers, _ in layout.values()), default=0))
+    check_there("heads", why.heads, max((heads for _, heads in layout.values()), default=0))
     raw = pairs = 0
     for kind, (layers, heads) in layout.items():
         rows, columns = (len(some) for some in sides(kind, subject))
