@@ -51,7 +51,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Matrix:
-    """[R, C] numbers with a label a row and a column; `name` finds it in a file, in which there are so many `beside`."""
+    """[R, C] numbers with a label a row and a column; `name` finds it in a file, one of so many `beside`."""
 
     values: NDArray[np.float32]
     rows: Sequence[Label]
@@ -145,7 +145,7 @@ def matrix(axes: Any, shown: Matrix, colours: "Normalize", scale: Scale) -> Any:
     """Draw one, the first row on top; what its colours can be explained by."""
     rows, columns = shown.values.shape
     if shown.values.size * shown.beside <= VECTORS:
-        drawn = axes.pcolormesh(shown.values, cmap=COLOURS[scale], norm=colours, antialiased=False, linewidth=0)
+        drawn = axes.pcolormesh(shown.values, cmap=COLOURS[scale], norm=colours, edgecolor="face", linewidth=0.2)
     else:
         drawn = axes.imshow(
             shown.values, cmap=COLOURS[scale], norm=colours, extent=(0, columns, rows, 0), interpolation="none"
@@ -162,7 +162,7 @@ def matrix(axes: Any, shown: Matrix, colours: "Normalize", scale: Scale) -> Any:
 def explain(figure: "Figure", mapped: Any, axes: Any) -> None:
     """What colours say, at the right of the axes, an eighth of an inch wide."""
     bar = figure.colorbar(mapped, ax=axes, fraction=0.125 / figure.get_figwidth(), pad=0.02, aspect=40)
-    bar.solids.set(rasterized=True, edgecolor="face")
+    bar.ax.collections[0].set(rasterized=True, edgecolor="face")
     bar.outline.set(linewidth=0.4, edgecolor=GREY)
     bar.ax.tick_params(labelsize=LABEL - 1, width=0.4, length=2)
 

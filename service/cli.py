@@ -1,7 +1,7 @@
 """The command line: `polyhead serve | config | key | chat | classify | embed | models | train | check | ...`.
 
-Knows what to call, not how it works.  The one idea: nothing is imported before it is needed (the only module that may
-do so), so that `--help` doesn't wait for torch.
+Knows what to call, not how it works.  The one idea: nothing is imported before it is needed (this module and
+service.cli_checkpoint alone may do so), so that `--help` doesn't wait for torch.
 """
 
 import gc
@@ -9,9 +9,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
+
+from service import cli_checkpoint
+from service.cli_checkpoint import ending, fail
 
 app = typer.Typer(
     help="Encoder classifiers and decoder generators behind one HTTP server.",
@@ -27,11 +30,7 @@ Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_def
 HERE = "http://127.0.0.1:8000"
 bench = typer.Typer(help="Measure what there is.", no_args_is_help=True)
 app.add_typer(bench, name="bench")
-
-
-def fail(message: object, code: int = 1) -> typer.Exit:
-    typer.echo(f"polyhead: {message}", err=True)
-    return typer.Exit(code)
+app.add_typer(cli_checkpoint.app)
 
 
 def show_version(wanted: bool) -> None:
@@ -54,25 +53,19 @@ def serve(ctx: typer.Context) -> None:
     """Serve models, NAME=SOURCE each; without any, the quick-start ones."""
     from service import flags, settings
 
-    try:
+    with ending():
         chosen = settings.read(flags.parse(ctx.args))
         settings.prepare_process()
         raise typer.Exit(run(chosen))
-    except settings.SettingsError as error:
-        raise fail(error, 2) from None
 
 
 def run(chosen: Any) -> int:
     gc.disable()  # imports make no garbage; to look for it takes a tenth of their time.  Serving switches it on again
-    from models.errors import ModelError
     from service import logs
     from service.serve import serve as serve_models
 
     logs.configure(chosen.log_format, chosen.log_level)
-    try:
-        return serve_models(chosen, traces=traced(chosen))
-    except ModelError as error:
-        raise fail(error) from None
+    return serve_models(chosen, traces=traced(chosen))
 
 
 def traced(chosen: Any) -> Any:
@@ -135,14 +128,11 @@ def embed(text: Texts = None, model: Named = "", url: Url = HERE, key: Key = "")
 @app.command()
 def models() -> None:
     """Fetch the quick-start models, and say where they are."""
-    from models.errors import ModelError
     from service import quickstart, settings
 
-    try:
+    with ending():
         folder = settings.read({}).model_dir
         quickstart.fetch_all(folder)
-    except (settings.SettingsError, ModelError) as error:
-        raise fail(error) from None
     for name, source in quickstart.sources(folder).items():
         typer.echo(f"{name}={source}")
 
@@ -190,49 +180,14 @@ def training() -> Iterator[Any]:
     from service import settings
 
     settings.prepare_process()
-    from models.errors import ModelError
     from training import follow
     from training.errors import RecipeError
 
-    try:
-        yield follow
-    except (RecipeError, ModelError) as error:
-        raise fail(error) from None
-
-
-@app.command("verify-determinism")
-def verify_determinism(
-    source: Annotated[str, typer.Argument(help="A checkpoint, as for serve.", show_default=False)],
-    deterministic: Annotated[bool, typer.Option(help="In the mode that promises equal answers.")] = True,
-    precision: Annotated[str, typer.Option(help="auto, float32, bfloat16, int8 or int4.")] = "auto",
-    count: Annotated[int, typer.Option(min=2, help="Prompts made up of random tokens.")] = 200,
-    prompts: Annotated[Path | None, typer.Option(help="A file of prompts instead, one a line.")] = None,
-) -> None:
-    """Compare answers in company with those given alone, to the bit."""
-    from service import settings
-
-    settings.prepare_process()
-    from models.errors import ModelError
-    from service import determinism
-
-    chosen = {"deterministic": deterministic, "precision": precision}
-    try:
-        asked = settings.read({"models": {"verified": source}, **chosen})
-        loaded = determinism.opened(asked)
-        requests = determinism.from_file(loaded, prompts) if prompts else determinism.made_up(loaded, count)
-        verdicts = determinism.verify(loaded, asked, requests, say_progress)
-    except settings.SettingsError as error:
-        raise fail(error, 2) from None
-    except ModelError as error:
-        raise fail(error) from None
-    typer.echo(determinism.table(verdicts))
-    if deterministic and any(verdict.equal < verdict.total for verdict in verdicts):
-        raise fail("answers depend on the batch")
-
-
-def say_progress(what: str, done: int, total: int) -> None:
-    """One line, written over; on the error output, so that the other can be kept."""
-    typer.echo(f"\r\x1b[K{what}: {done} of {total}" if done < total else "\r\x1b[K", nl=False, err=True)
+    with ending():
+        try:
+            yield follow
+        except RecipeError as error:
+            raise fail(error) from None
 
 
 @app.command(
@@ -242,19 +197,14 @@ def say_progress(what: str, done: int, total: int) -> None:
 )
 def check(ctx: typer.Context) -> None:
     """Say what models would take in memory, and what to change if it is too much.  No weights are read."""
-    from models.errors import ModelError
     from service import flags, settings
     from service.check import checked, named
 
-    try:
+    with ending():
         given = flags.parse(ctx.args)
         if "models" not in given:
             raise settings.SettingsError("name what is to be checked: polyhead check SOURCE")
         said, fits = checked(settings.read(given | {"models": named(given["models"])}))
-    except settings.SettingsError as error:
-        raise fail(error, 2) from None
-    except ModelError as error:
-        raise fail(error) from None
     typer.echo(said)
     if not fits:
         raise typer.Exit(1)
@@ -280,12 +230,10 @@ def config(
     if schema:
         typer.echo(effective.schema())
         return
-    try:
+    with ending():
         given = flags.parse(ctx.args)
         chosen = settings.read(given)
         origins, keys = effective.origins(given, chosen), Keys(chosen).all
-    except settings.SettingsError as error:
-        raise fail(error, 2) from None
     typer.echo((effective.as_json if as_json else effective.as_yaml)(chosen, origins, keys))
 
 
@@ -304,15 +252,13 @@ def key(
     """
     import yaml
 
-    from service import keys, settings
+    from service import keys
 
     given = sys.stdin.readline().strip() if stdin else keys.new()
     limits = {"requests_per_minute": requests, "tokens_per_minute": tokens}
     said = {"scopes": listed(scopes), "models": listed(models)} | {what: most for what, most in limits.items() if most}
-    try:
+    with ending():
         entry = keys.entry(name, given, said)
-    except settings.SettingsError as error:
-        raise fail(error, 2) from None
     if not stdin:
         typer.echo(f"the key of {name}, shown this once: {given}", err=True)
     typer.echo(yaml.safe_dump(entry, sort_keys=False), nl=False)
@@ -320,34 +266,6 @@ def key(
 
 def listed(given: str) -> list[str]:
     return [part.strip() for part in given.split(",") if part.strip()]
-
-
-@app.command()
-def quantize(
-    source: Annotated[str, typer.Argument(help="A folder of safetensors, or an id on the hub.", show_default=False)],
-    out: Annotated[Path, typer.Argument(help="The folder to write, new or empty.", show_default=False)],
-    precision: Annotated[Literal["int8", "int4"], typer.Option(help="Of the matrices.")] = "int8",
-    text: Annotated[
-        Path | None, typer.Option(help="For int4: a file of text like that the model will see; 100 KB are enough.")
-    ] = None,
-) -> None:
-    """Write a checkpoint with smaller weights, in the form of compressed-tensors; serve it like any other.
-
-    int8 takes a quarter of float32 and is what --precision int8 computes with anyway, to the bit.  int4 takes an eighth
-    and costs some quality: SmolLM2-135M's next-token distributions then differ from float32's by 0.10 nats (KL), by
-    0.01 with int8.  It takes minutes, longer for larger models.  Embeddings, and an output layer that shares them, stay
-    as they are.
-    """
-    from service import settings
-
-    settings.prepare_process()
-    from models.errors import ModelError
-    from service.quantize import quantize as work
-
-    try:
-        typer.echo(work(source, out, precision, text, say_progress))
-    except ModelError as error:
-        raise fail(error) from None
 
 
 @bench.callback()

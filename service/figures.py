@@ -60,11 +60,11 @@ def labels(told: Told, indexes: Sequence[int]) -> list[Label]:
 
 def weights(entry: Told) -> Numbers:
     """[L, H, Q, K], however they were asked for; of those of which only the largest were, the others are 0."""
-    if "data" in entry:
-        kind = np.dtype(entry["dtype"]).newbyteorder("<")
-        return np.frombuffer(base64.b64decode(entry["data"]), kind).reshape(entry["shape"]).astype(np.float32)
     if "top" not in entry:
-        return np.asarray(entry["values"], np.float32).reshape(entry["shape"])
+        values = entry["values"]
+        if isinstance(values, Mapping):
+            values = np.frombuffer(base64.b64decode(values["data"]), np.dtype(values["dtype"]).newbyteorder("<"))
+        return np.asarray(values, np.float32).reshape(entry["shape"])
     found, places = np.zeros(entry["shape"], np.float32), {index: at for at, index in enumerate(entry["columns"])}
     for layer, head, row in np.ndindex(*entry["shape"][:3]):
         for index, weight in entry["top"][layer][head][row]:
@@ -74,12 +74,16 @@ def weights(entry: Told) -> Numbers:
 
 def titled(figure: "Figure", told: Told, more: Sequence[str] = ()) -> "Figure":
     """Whose answer it is above, what there is to say of it below."""
-    letters = int(figure.get_figwidth() * 72 / (LABEL * 0.55))
-    head = f"{spelled(told['model'])}: {METHODS[told['method']]}"
-    figure.suptitle(textwrap.fill(head, letters), fontsize=LABEL + 1, parse_math=False)
-    if more:
-        below = "\n".join(textwrap.fill(spelled(line), letters) for line in more)
-        figure.supxlabel(below, fontsize=LABEL, parse_math=False)
+    return around(figure, f"{told['model']}: {METHODS[told['method']]}", more)
+
+
+def around(figure: "Figure", above: str, below: Sequence[str]) -> "Figure":
+    """A title and a caption, in lines that have room."""
+    letters = int(figure.get_figwidth() * 72 / (LABEL * 0.6))
+    title, *lines = (textwrap.fill(spelled(line), letters) for line in (above, *below))
+    figure.suptitle(title, fontsize=LABEL + 1, parse_math=False)
+    if lines:
+        figure.supxlabel("\n".join(lines), fontsize=LABEL, parse_math=False)
     return figure
 
 
@@ -87,7 +91,7 @@ def canvas_of(width: float, height: float) -> "Figure":
     return Figure(figsize=(max(width, NARROWEST), height), layout="constrained")
 
 
-def single(told: Told, shown: Matrix, scale: canvas.Scale, axis: tuple[str, str]) -> "Figure":
+def single(shown: Matrix, scale: canvas.Scale, axis: tuple[str, str]) -> "Figure":
     """One map; `axis` says what its rows and its columns are."""
     rows, columns = (canvas.cell(count) for count in shown.values.shape)
     height, width = shown.values.shape[0] * rows, shown.values.shape[1] * columns
@@ -105,7 +109,7 @@ def alignment(told: Told, entry: Told) -> "Figure":
     """What was written over what was read (Bahdanau et al. 2015, figure 3)."""
     every = weights(entry)
     shown = Matrix(every.mean((0, 1)), labels(told, entry["rows"]), labels(told, entry["columns"]), "cross")
-    figure = single(told, shown, "share", ("written", "read"))
+    figure = single(shown, "share", ("written", "read"))
     return titled(figure, told, [f"cross-attention, {of_heads(entry)}"])
 
 
@@ -154,7 +158,7 @@ def maps(told: Told, entry: Told) -> "Figure":
     values, rows, columns = weights(entry), labels(told, entry["rows"]), labels(told, entry["columns"])
     depth, heads, _, count = values.shape
     if depth == heads == 1:
-        figure = single(told, Matrix(values[0, 0], rows, columns, name_of(entry, 0, 0)), "share", ("", ""))
+        figure = single(Matrix(values[0, 0], rows, columns, name_of(entry, 0, 0)), "share", ("", ""))
         return titled(figure, told, [f"{of_heads(entry)}: rows look at columns"])
     inches = max(canvas.cell(count * heads), LEAST_MAP / count)
     width, height = inches * count * heads, inches * len(rows) * depth
@@ -182,7 +186,7 @@ def of_each(told: Told) -> "Figure":
     values = np.asarray([each["tokens"] for each in every], np.float32)
     rows = [Label(spelled(short(told, each["target"]))) for each in every]
     shown = Matrix(values, rows, labels(told, range(values.shape[1])), "attributions")
-    figure = single(told, shown, "signed", ("written", "because of"))
+    figure = single(shown, "signed", ("written", "because of"))
     return titled(figure, told, complete(every))
 
 
@@ -223,6 +227,8 @@ def named(told: Told, target: Told) -> str:
             return f"why “{target['word']}” in the place of mask {target['mask']}"
         case "similarity":
             return f"why it is like “{quoted(target['text'])}”"
+        case "text":
+            return "where the answer comes from"
         case _:
             return f"why “{told['tokens'][target['token']]['token']}” was written"
 
@@ -242,11 +248,50 @@ def complete(every: Sequence[Told]) -> list[str]:
     if not found:
         return []
     worst = max(found, key=lambda each: abs(each["delta"]))
-    if len(found) > 1:
-        line = f"attributions of each add up to the score's difference from the baseline within {abs(worst['delta']):.2g}"
-    else:
+    line = f"attributions add up to the distance of scores from the baseline's, within {abs(worst['delta']):.2g}"
+    if len(found) == 1:
         line = (
-            f"attributions add up to {worst['sum']:.3f}, the score is {worst['difference']:.3f} from the baseline's: "
-            f"delta {worst['delta']:.2g}"
+            f"attributions add up to {worst['sum']:.3f}, scores differ from the baseline's by {worst['difference']:.3f}"
         )
+        line += f": delta {worst['delta']:.2g}"
     return [line if all(each["holds"] for each in found) else f"{line}; that is too much, take more steps"]
+
+
+def important(told: Told, name: str) -> "Figure":
+    """What service.heads found: layers below each other, a cell a head, a dot where it is more than chance."""
+    heads = told["heads"]
+    parts = list(dict.fromkeys(head["part"] for head in heads))
+    sizes = [max(head["layer"] for head in heads if head["part"] == part) + 1 for part in parts]
+    widest = max(head["head"] for head in heads) + 1
+    with canvas.styled():
+        figure = canvas_of(widest * 2 * CELL + MARGIN, sum(sizes) * 2 * CELL + MARGIN + 0.4 * len(parts))
+        grid = figure.subplots(len(parts), 1, squeeze=False, height_ratios=sizes)[:, 0]
+        shared = canvas.norm([np.array([head["importance"] for head in heads], np.float32)], "signed")
+        for axes, part in zip(grid, parts, strict=True):
+            mapped = map_of(axes, [head for head in heads if head["part"] == part], shared)
+            axes.set(ylabel="layer" if len(parts) == 1 else f"{part}, layer", xlabel="head")
+        canvas.explain(figure, mapped, grid)
+        figures = ", ".join(f"{figure} {value:.3f}" for figure, value in told["baseline"].items())
+        below = [f"{what(told)}; dots: more than three standard errors", f"as it is: {figures} ({told['rows']} rows)"]
+        return around(figure, f"{name}: importance of heads", below)
+
+
+def what(told: Told) -> str:
+    figure = "cross-entropy" if "cross-entropy" in told["baseline"] else next(iter(told["baseline"]))
+    return f"{'rise' if figure == 'cross-entropy' else 'loss'} of {figure} without the head"
+
+
+def map_of(axes: Any, heads: Sequence[Told], shared: Any) -> Any:
+    """The map of one part's heads."""
+    depth, width = (max(head[name] for head in heads) + 1 for name in ("layer", "head"))
+    values = np.zeros((depth, width), np.float32)
+    for head in heads:
+        values[head["layer"], head["head"]] = head["importance"]
+    rows, columns = ([Label(str(number)) for number in range(count)] for count in (depth, width))
+    mapped = canvas.matrix(axes, Matrix(values, rows, columns, f"heads-{heads[0]['part']}"), shared, "signed")
+    canvas.across(axes, rows, "y", 2 * CELL)
+    canvas.across(axes, columns, "x", 2 * CELL)
+    axes.tick_params(axis="x", rotation=0)
+    sure = [(head["head"] + 0.5, head["layer"] + 0.5) for head in heads if head["sure"]]
+    axes.plot(*zip(*sure, strict=True), ".", color="black", markersize=2.5) if sure else None
+    return mapped

@@ -1,0 +1,121 @@
+"""Commands that look into one checkpoint: `polyhead explain | heads | verify-determinism | quantize`.
+
+Knows what to call, as service.cli does, and imports as late.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer()
+Plot = Annotated[Path | None, typer.Option(help="A figure to write: .svg, .pdf or .png.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")]
+
+
+def fail(message: object, code: int = 1) -> typer.Exit:
+    typer.echo(f"polyhead: {message}", err=True)
+    return typer.Exit(code)
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """What is wrong with settings or a checkpoint ends the command, with a sentence."""
+    from models.errors import ModelError
+    from service.settings import SettingsError
+
+    try:
+        yield
+    except SettingsError as error:
+        raise fail(error, 2) from None
+    except ModelError as error:
+        raise fail(error) from None
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Who stops the command sees no half of a line, and no traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise fail("stopped; nothing is written", 130) from None
+
+
+def say_progress(what: str, done: int, total: int) -> None:
+    """One line, written over; on the error output, so that the other can be kept."""
+    typer.echo(f"\r\x1b[K{what}: {done} of {total}" if done < total else "\r\x1b[K", nl=False, err=True)
+
+
+@app.command()
+def heads(
+    model: Annotated[str, typer.Argument(help="A checkpoint, or a quick-start model.", show_default=False)],
+    data: Annotated[Path, typer.Argument(help="Labelled texts: .jsonl, .csv, .tsv or .txt.", show_default=False)],
+    plot: Plot = None,
+    limit: Annotated[int, typer.Option(min=0, help="Rows to take, from all over the file; 0: every one.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Say how much worse a model is without each of its heads, one at a time, on texts whose labels are known.
+
+    Fields of a row: text and label, and text_pair where pairs are read; tokens and tags; question, context and answer;
+    text and translation; text alone for what generates or fills in; text, text_pair and score for vectors.  A label is
+    a name or an index.
+    """
+    from service import settings
+
+    settings.prepare_process()
+    from service.heads import Wanted, ranked
+
+    with ending(), interrupted():
+        ranked(Wanted(model, data, limit, plot, as_json), typer.echo, say_progress)
+
+
+@app.command("verify-determinism")
+def verify_determinism(
+    source: Annotated[str, typer.Argument(help="A checkpoint, as for serve.", show_default=False)],
+    deterministic: Annotated[bool, typer.Option(help="In the mode that promises equal answers.")] = True,
+    precision: Annotated[str, typer.Option(help="auto, float32, bfloat16, int8 or int4.")] = "auto",
+    count: Annotated[int, typer.Option(min=2, help="Prompts made up of random tokens.")] = 200,
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts instead, one a line.")] = None,
+) -> None:
+    """Compare answers in company with those given alone, to the bit."""
+    from service import settings
+
+    settings.prepare_process()
+    from service import determinism
+
+    chosen = {"deterministic": deterministic, "precision": precision}
+    with ending():
+        asked = settings.read({"models": {"verified": source}, **chosen})
+        loaded = determinism.opened(asked)
+        requests = determinism.from_file(loaded, prompts) if prompts else determinism.made_up(loaded, count)
+        verdicts = determinism.verify(loaded, asked, requests, say_progress)
+    typer.echo(determinism.table(verdicts))
+    if deterministic and any(verdict.equal < verdict.total for verdict in verdicts):
+        raise fail("answers depend on the batch")
+
+
+@app.command()
+def quantize(
+    source: Annotated[str, typer.Argument(help="A folder of safetensors, or an id on the hub.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="The folder to write, new or empty.", show_default=False)],
+    precision: Annotated[Literal["int8", "int4"], typer.Option(help="Of the matrices.")] = "int8",
+    text: Annotated[
+        Path | None, typer.Option(help="For int4: a file of text like that the model will see; 100 KB are enough.")
+    ] = None,
+) -> None:
+    """Write a checkpoint with smaller weights, in the form of compressed-tensors; serve it like any other.
+
+    int8 takes a quarter of float32 and is what --precision int8 computes with anyway, to the bit.  int4 takes an eighth
+    and costs some quality: SmolLM2-135M's next-token distributions then differ from float32's by 0.10 nats (KL), by
+    0.01 with int8.  It takes minutes, longer for larger models.  Embeddings, and an output layer that shares them, stay
+    as they are.
+    """
+    from service import settings
+
+    settings.prepare_process()
+    from service.quantize import quantize as work
+
+    with ending():
+        typer.echo(work(source, out, precision, text, say_progress))
