@@ -11,6 +11,10 @@ from typing import Annotated, Literal
 import typer
 
 app = typer.Typer()
+Method = Literal[
+    "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
+]
+Source = Annotated[str, typer.Argument(help="A checkpoint, or a quick-start model.", show_default=False)]
 Plot = Annotated[Path | None, typer.Option(help="A figure to write: .svg, .pdf or .png.")]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")]
 
@@ -49,8 +53,41 @@ def say_progress(what: str, done: int, total: int) -> None:
 
 
 @app.command()
+def explain(
+    model: Source,
+    text: Annotated[str, typer.Argument(help="What it reads.", show_default=False)],
+    second: Annotated[str, typer.Argument(help="Of a pair; or what a vector is compared with.")] = "",
+    method: Annotated[Method, typer.Option(help="How it is explained.")] = "attention",
+    target: Annotated[str, typer.Option(help="A label, a word, a text, or a JSON object; else the likeliest.")] = "",
+    layers: Annotated[str, typer.Option(help="Of attention, as in 0,5 or 0-3; else all.")] = "",
+    heads: Annotated[str, typer.Option(help="The same of heads.")] = "",
+    steps: Annotated[int, typer.Option(min=1, help="Of integrated gradients.")] = 50,
+    baseline: Annotated[str, typer.Option(help="What stands for nothing: auto, pad, mask, unk, eos or zero.")] = "auto",
+    window: Annotated[int, typer.Option(min=1, help="Neighbouring tokens that occlusion hides together.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write, of a generator.")] = 16,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why a model answers as it does: which tokens count, or where its heads look.  No server is needed.
+
+    With --json it is what POST /v1/explain answers.  docs/explain.md says what each method tells, and what it doesn't.
+    """
+    from service import settings
+
+    settings.prepare_process()
+    from service.explained import Wanted
+    from service.explained import explain as work
+
+    options = {"method": method, "steps": steps, "baseline": baseline, "window": window, "max_tokens": max_tokens}
+    named = {"target": target, "layers": layers, "heads": heads}
+    options |= {name: given for name, given in named.items() if given}
+    with ending(), interrupted():
+        work(Wanted(model, (text, second) if second else (text,), options, plot, as_json), typer.echo)
+
+
+@app.command()
 def heads(
-    model: Annotated[str, typer.Argument(help="A checkpoint, or a quick-start model.", show_default=False)],
+    model: Source,
     data: Annotated[Path, typer.Argument(help="Labelled texts: .jsonl, .csv, .tsv or .txt.", show_default=False)],
     plot: Plot = None,
     limit: Annotated[int, typer.Option(min=0, help="Rows to take, from all over the file; 0: every one.")] = 0,

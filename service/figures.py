@@ -8,11 +8,13 @@ those of many, of which each is a token that was written, are a map again; an en
 import base64
 import textwrap
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.tokenizer.spelling import byte_alphabet
 from service import canvas
 from service.canvas import CELL, LABEL, PRESENT, Label, Matrix, spelled
 
@@ -25,6 +27,10 @@ LINE = 60  # bars side by side
 LEAST_MAP = 0.6  # inches of the side of a small map
 BAR = 1.5  # inches of a row of bars
 LONGEST_QUOTE = 40  # characters
+END = "(end)"  # what is written when nothing more is
+SPACE = "▁"
+ALPHABET = byte_alphabet()
+DISGUISED = [letter for letter, byte in ALPHABET.items() if byte in b" \n"]
 METHODS = {
     "attention": "attention",
     "attention_rollout": "attention rollout",
@@ -54,8 +60,20 @@ def drawn(told: Told) -> "Figure":
 
 
 def labels(told: Told, indexes: Sequence[int]) -> list[Label]:
-    tokens = told["tokens"]
-    return [Label(spelled(tokens[index]["token"]), bool(tokens[index]["special"])) for index in indexes]
+    pieces = texts(told)
+    return [Label(spelled(pieces[index]), bool(told["tokens"][index]["special"])) for index in indexes]
+
+
+def texts(told: Told) -> list[str]:
+    """What tokens stand for, a space at the beginning as a bar: pieces that are bytes in disguise can't be read."""
+    pieces = [str(token["token"]) for token in told["tokens"]]
+    if not any(mark in piece for piece in pieces for mark in DISGUISED):
+        return pieces
+    return [unmasked(piece) if ALPHABET.keys() >= set(piece) else piece for piece in pieces]
+
+
+def unmasked(piece: str) -> str:
+    return bytes(ALPHABET[letter] for letter in piece).decode("utf-8", "backslashreplace").replace(" ", SPACE)
 
 
 def weights(entry: Told) -> Numbers:
@@ -107,10 +125,16 @@ def single(shown: Matrix, scale: canvas.Scale, axis: tuple[str, str]) -> "Figure
 
 def alignment(told: Told, entry: Told) -> "Figure":
     """What was written over what was read (Bahdanau et al. 2015, figure 3)."""
-    every = weights(entry)
-    shown = Matrix(every.mean((0, 1)), labels(told, entry["rows"]), labels(told, entry["columns"]), "cross")
+    mean = weights(entry).mean((0, 1))
+    shown = Matrix(mean, following(told, entry["rows"]), labels(told, entry["columns"]), "cross")
     figure = single(shown, "share", ("written", "read"))
     return titled(figure, told, [f"cross-attention, {of_heads(entry)}"])
+
+
+def following(told: Told, rows: Sequence[int]) -> list[Label]:
+    """Who looks from a token's row does so to write the next one."""
+    last = len(told["tokens"]) - 1
+    return [Label(END, True) if row == last else labels(told, [row + 1])[0] for row in rows]
 
 
 def of_heads(entry: Told) -> str:
@@ -220,7 +244,7 @@ def named(told: Told, target: Told) -> str:
         case "label":
             return f"why {target['label']}"
         case "tag":
-            return f"why “{told['tokens'][target['token']]['token']}” is {target['label']}"
+            return f"why “{texts(told)[target['token']]}” is {target['label']}"
         case "span":
             return f"why the answer is “{quoted(target['text'])}”"
         case "word":
@@ -230,12 +254,12 @@ def named(told: Told, target: Told) -> str:
         case "text":
             return "where the answer comes from"
         case _:
-            return f"why “{told['tokens'][target['token']]['token']}” was written"
+            return f"why “{texts(told)[target['token']]}” was written"
 
 
 def short(told: Told, target: Told) -> str:
     """The same as a label."""
-    return str(told["tokens"][target["token"]]["token"] if "token" in target else target.get("label") or target["text"])
+    return str(texts(told)[target["token"]] if "token" in target else target.get("label") or target["text"])
 
 
 def quoted(text: str) -> str:
@@ -274,6 +298,11 @@ def important(told: Told, name: str) -> "Figure":
         figures = ", ".join(f"{figure} {value:.3f}" for figure, value in told["baseline"].items())
         below = [f"{what(told)}; dots: more than three standard errors", f"as it is: {figures} ({told['rows']} rows)"]
         return around(figure, f"{name}: importance of heads", below)
+
+
+def short_name(source: str) -> str:
+    """The end of a path, whose last folder many call by the same name."""
+    return "/".join(Path(source).parts[-2:])
 
 
 def what(told: Told) -> str:

@@ -82,12 +82,7 @@ def ranked(wanted: Wanted, tell: Callable[[str], object], say: Say) -> None:
     told = as_object(trial, found)
     tell(json.dumps(told, ensure_ascii=False) if wanted.as_json else table(found))
     if wanted.plot:
-        canvas.save(figures.important(told, name_of(wanted.model)), wanted.plot)
-
-
-def name_of(source: str) -> str:
-    """The end of a path, which many call by the same name."""
-    return "/".join(Path(source).parts[-2:])
+        canvas.save(figures.important(told, figures.short_name(wanted.model)), wanted.plot)
 
 
 class Trial:

@@ -54,6 +54,7 @@ LONG_FUNCTIONS: dict[str, str] = {}
 MANY_ARGUMENTS = {
     "models/checkpoint/metadata.py:_place": "partially applied: whoever calls it gives one",
     "service/cli.py:key": "each is an option of the command",
+    "service/cli_checkpoint.py:explain": "each is an option of the command",
     "models/native/executor.py:__init__": "all but the network and its head by keyword, each with a default",
 }
 GET_PREFIXES = {

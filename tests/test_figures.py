@@ -56,9 +56,9 @@ def several_heads() -> Answer:
 
 
 def alignment() -> Answer:
-    read, said = range(6), range(6, 10)
+    read, said = range(10), range(10, 14)
     parts = {"encoder": (read, read), "decoder": (said, said), "cross": (said, read)}
-    return answer("attention", written=4) | {
+    return answer("attention", 14, written=4) | {
         "attention": [weights(kind, [0, 1], [0, 1], *sides) for kind, sides in parts.items()]
     }
 
@@ -157,7 +157,7 @@ def test_many_cells_are_pictures_and_no_file_of_megabytes(drawn: Callable[..., D
 
 def test_an_alignment_has_what_was_written_over_what_was_read(drawn: Callable[..., Drawn]) -> None:
     told, shown = alignment(), drawn(alignment)
-    assert shown.cells("cross") == 4 * 6
+    assert shown.cells("cross") == 4 * 10
     assert {"written", "read"} <= {*shown.said}
     assert any("mean of heads 0 to 1 of layers 0 to 1" in said for said in shown.said)
     mean = np.array(told["attention"][2]["values"]).mean((0, 1)).ravel()
@@ -228,3 +228,17 @@ def test_what_is_missing_to_draw_is_named(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(canvas, "PRESENT", False)
     with pytest.raises(ModelError, match=re.escape("pip install 'polyhead[explain]'")):
         canvas.check(tmp_path / "figure.svg")
+
+
+def test_an_alignment_names_what_was_written_next(drawn: Callable[..., Drawn]) -> None:
+    """Who looks from a token's row looks for the token behind it: the first row is not the start's."""
+    rows = figures.following(alignment(), [10, 11, 12, 13])
+    assert [label.text for label in rows] == ["i", "loved", "the", "(end)"]
+    assert "(end)" in drawn(alignment).said
+
+
+def test_pieces_that_are_bytes_in_disguise_can_be_read() -> None:
+    told = {"tokens": [{"token": piece} for piece in ("f", "Ã¼r", "ĠÐ´Ð°", "Ċ", "<s>", "Ã")]}
+    assert figures.texts(told) == ["f", "ür", "▁да", "\n", "<s>", r"\xc3"]
+    plain = {"tokens": [{"token": piece} for piece in ("café", "Ã¼", "▁the")]}
+    assert figures.texts(plain) == ["café", "Ã¼", "▁the"]
