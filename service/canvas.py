@@ -32,9 +32,9 @@ LABEL, SMALLEST = 7.0, 3.5  # points of a letter, and of the smallest that is dr
 CELL, SIDE = 0.125, 14.0  # inches of a cell, if all are no longer than that
 VECTORS = 2000  # cells; more are one picture, else a file has megabytes
 GREY = "0.55"
-WITHOUT_DATES: Mapping[str, dict[str, None]] = {
-    ".svg": {"Date": None},
-    ".pdf": {"CreationDate": None},
+SILENT: Mapping[str, dict[str, None]] = {  # of when, and of what drew it
+    ".svg": dict.fromkeys(("Date", "Creator", "Format", "Type")),
+    ".pdf": dict.fromkeys(("CreationDate", "Creator", "Producer")),
     ".png": {"Software": None},
 }
 Scale = Literal["share", "signed"]  # from nothing up; or on both sides of nothing
@@ -84,7 +84,7 @@ def save(figure: "Figure", picture: Path) -> None:
     suffix = picture.suffix.lower()
     try:
         with styled():
-            figure.savefig(picture, format=suffix[1:], dpi=200, metadata=WITHOUT_DATES[suffix])
+            figure.savefig(picture, format=suffix[1:], dpi=200, metadata=SILENT[suffix])
     except OSError as error:
         raise ModelError(f"--plot: {picture} cannot be written: {error}") from None
 

@@ -28,7 +28,7 @@ LEAST_MAP = 0.6  # inches of the side of a small map
 BAR = 1.5  # inches of a row of bars
 LONGEST_QUOTE = 40  # characters
 END = "(end)"  # what is written when nothing more is
-SPACE = "▁"
+SPACE = "␣"
 ALPHABET = byte_alphabet()
 DISGUISED = [letter for letter, byte in ALPHABET.items() if byte in b" \n"]
 METHODS = {
@@ -65,7 +65,7 @@ def labels(told: Told, indexes: Sequence[int]) -> list[Label]:
 
 
 def texts(told: Told) -> list[str]:
-    """What tokens stand for, a space at the beginning as a bar: pieces that are bytes in disguise can't be read."""
+    """What tokens stand for, with a mark for a space: pieces that are bytes in disguise cannot be read."""
     pieces = [str(token["token"]) for token in told["tokens"]]
     if not any(mark in piece for piece in pieces for mark in DISGUISED):
         return pieces

@@ -239,6 +239,6 @@ def test_an_alignment_names_what_was_written_next(drawn: Callable[..., Drawn]) -
 
 def test_pieces_that_are_bytes_in_disguise_can_be_read() -> None:
     told = {"tokens": [{"token": piece} for piece in ("f", "Ã¼r", "ĠÐ´Ð°", "Ċ", "<s>", "Ã")]}
-    assert figures.texts(told) == ["f", "ür", "▁да", "\n", "<s>", r"\xc3"]
+    assert figures.texts(told) == ["f", "ür", "␣да", "\n", "<s>", r"\xc3"]
     plain = {"tokens": [{"token": piece} for piece in ("café", "Ã¼", "▁the")]}
     assert figures.texts(plain) == ["café", "Ã¼", "▁the"]
