@@ -44,6 +44,7 @@ def interrupted() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
+        typer.echo("\r\x1b[K", nl=False, err=True)
         raise fail("stopped; nothing is written", 130) from None
 
 

@@ -72,7 +72,7 @@ class Row:
     def _choice(self, field: str, value: object, names: tuple[str, ...]) -> int:
         if value in names:
             return names.index(str(value))
-        spelled = str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
+        spelled = str(value) if isinstance(value, str | int) else ""
         if spelled.isdecimal() and int(spelled) < len(names):
             return int(spelled)
         known = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")

@@ -17,7 +17,7 @@ from service import canvas, figures
 
 Answer = dict[str, Any]
 SVG = "{http://www.w3.org/2000/svg}"
-WORDS = ("[CLS]", "i", "loved", "the", "$film", "--", "$", "\n", "日本", "[SEP]")
+WORDS = ("[CLS]", "i", "loved", "the", "$film", "--", r"$\x$", "\n", "日本", "[SEP]")
 LABEL = {"kind": "label", "label": "POSITIVE", "index": 1, "score": 4.125, "probability": 0.998}
 COMPLETE = {"difference": 5.2, "sum": 5.19, "delta": -0.01, "holds": True}
 
@@ -121,7 +121,7 @@ def test_the_same_numbers_are_the_same_bytes(suffix: str, tmp_path: Path) -> Non
 def test_every_token_can_be_read(made: Callable[[], Answer], drawn: Callable[..., Drawn]) -> None:
     """What starts mathematics, what ends a comment of XML, what breaks a line, what the font has no letters for."""
     shown = drawn(made)
-    assert {"loved", "$film", "- -", "$", r"\n"} <= {*shown.said}
+    assert {"loved", "$film", "- -", r"$\x$", r"\n"} <= {*shown.said}
     assert {"日本", r"\u65e5\u672c"} & {*shown.said}
     assert "<text" not in shown.text  # letters are outlines
 
@@ -131,6 +131,10 @@ def test_a_head_is_a_map_with_a_cell_for_each_pair(drawn: Callable[..., Drawn]) 
     assert shown.cells("self-3-5") == 100
     assert any("layer 3, head 5" in said for said in shown.said)
     assert shown.said.count("loved") == 2  # looks, and is looked at
+    ys = [
+        float(re.match(r"M \S+ (\S+)", str(cell.get("d")))[1]) for cell in shown.groups["self-3-5"].iter(f"{SVG}path")
+    ]
+    assert ys[0] == min(ys)  # the first row is the topmost
     values = np.array(told["attention"][0]["values"]).ravel()
     fills = shown.fills("self-3-5")
     darkness = [sum(bytes.fromhex(fill[1:])) for fill in fills]
@@ -213,6 +217,7 @@ def test_weights_can_come_packed_or_only_the_largest() -> None:
     largest = [[[[[int(row.argmax()), float(row.max())]] for row in head] for head in layer] for layer in whole]
     kept = figures.weights({name: entry[name] for name in ("columns", "shape")} | {"top": largest})
     assert np.array_equal(kept.max(-1), whole.max(-1))
+    assert np.array_equal(kept.argmax(-1), whole.argmax(-1))
     assert (kept > 0).sum() == 10
 
 
