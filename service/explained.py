@@ -27,6 +27,7 @@ from service.serve import assemble
 from service.settings import Settings, read
 
 HERE = "http://127.0.0.1"  # nobody listens there
+PATIENCE_S = 86_400.0  # over no wire nothing times out; whoever has had enough stops the command
 ALONE = HOW | {  # nobody waits for what is asked here, and nobody else can ask
     "explain_work": 1 << 24,
     "explain_mib": 1 << 10,
@@ -74,7 +75,7 @@ async def asked(settings: Settings, wanted: Wanted) -> dict[str, Any]:
         registry = await settled
         if not (ready := registry.models()):
             raise ModelError(" ".join(state.why for state in registry.states().values()))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE, timeout=None) as client:  # noqa: S113
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE, timeout=PATIENCE_S) as client:
             answer = await client.post("/v1/explain", json=request(wanted, ready[0]))
     if answer.is_success:
         return dict(answer.json())

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast
 from models.tokenizer import Encoding
 from service.answers import Found, Guessed, Reply, Scores, Tagged
 from service.entities import Entity
-from service.errors import BadRequest
+from service.errors import BadRequest, TooLong
 from service.inputs import OUTSIDE, Read, Reading
 from service.model import Model
 from service.prompts import Chat, Prompt
@@ -136,6 +136,13 @@ def check_target(model: Model, why: Why) -> None:
     for first, second in (("start", "end"), ("end", "start")):
         if first in why.target.given and second not in why.target.given:
             raise BadRequest(f"target.{second}: must stand beside target.{first}", param=f"target.{second}")
+
+
+def check_room(model: Model, before: int, said: int) -> None:
+    """Raises TooLong where the model could not have said so much after so long a prompt."""
+    if before + said > model.max_tokens:
+        message = f"target.text: {said} tokens after {before}, the model takes {model.max_tokens}"
+        raise TooLong(message, param="target.text")
 
 
 # What is read

@@ -31,9 +31,7 @@ Array = NDArray[np.float32]
 def check_size(why: Why, subject: Subject, layout: Layout, settings: Settings) -> None:
     """Raises BadRequest for layers and heads that are not there, AnswerTooLarge with what would be less."""
     tokens, goals = len(subject.shown), max(len(subject.told), 1)
-    if tokens > settings.explain_tokens:
-        message = f"input: {tokens} tokens, at most {settings.explain_tokens} are explained; ask about less text"
-        raise AnswerTooLarge(message, param="input")
+    check_length(tokens, settings)
     if why.method == "attention_flow" and tokens > MOST_FLOWING:
         message = f"input: {tokens} tokens, a flow is computed for at most {MOST_FLOWING}; ask for attention_rollout"
         raise AnswerTooLarge(message, param="input")
@@ -43,6 +41,12 @@ def check_size(why: Why, subject: Subject, layout: Layout, settings: Settings) -
         raise AnswerTooLarge(f"{message}; ask for {cheaper(why)}", param="steps")
     if why.method == "attention":
         check_weights(why, subject, layout, settings.explain_mib)
+
+
+def check_length(tokens: int, settings: Settings) -> None:
+    if tokens > settings.explain_tokens:
+        message = f"input: {tokens} tokens, at most {settings.explain_tokens} are explained; ask about less text"
+        raise AnswerTooLarge(message, param="input")
 
 
 def steps_of(why: Why, tokens: int) -> int:

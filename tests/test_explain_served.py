@@ -74,6 +74,9 @@ def explain(server: Process, model: str, **asked: Any) -> Any:
 
 
 def goal(model: str, method: str) -> dict[str, Any]:
+    """Where what is answered is left to chance, or answers nothing by itself."""
+    if model == "tagger" and method != "attention":
+        return {"target": {"start": 2, "end": 6}}
     return {"target": {"text": "a bad film"}} if model == "vectors" and method in ATTRIBUTES else {}
 
 
@@ -213,11 +216,13 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("judge", {"method": "occlusion", "baseline": "eos"}, 400, "baseline: judge has no token for eos"),
     ("judge", {"method": "occlusion", "baseline": "zero"}, 400, "baseline: what is hidden must be a token"),
     ("judge", {"input": [{"role": "user", "content": "a"}]}, 400, "input: judge reads a text or two"),
-    ("judge", {"input": " ".join(["film"] * 47)}, 413, "input: 49 tokens, at most 48 are explained"),
+    ("judge", {"input": " ".join(["a"] * 47)}, 413, "input: 49 tokens, at most 48 are explained"),
     ("tagger", {"method": "occlusion", "target": {"token": 0}}, 400, "target.token: 0 is no token of the text"),
     ("tagger", {"method": "occlusion", "target": {"start": 2}}, 400, "target.end: must stand beside target.start"),
     ("filler", {"method": "occlusion", "target": {"mask": 1}}, 400, "target.mask: the text has 1 masks"),
     ("vectors", {"method": "occlusion"}, 400, "target.text: a vector is explained by what it is compared with"),
+    ("talker", {"target": {"text": "fox " * 200}}, 400, "the model takes 256"),
+    ("talker", {"input": "fox " * 30}, 413, "at most 48 are explained"),
     ("talker", {"input": ["a", "b"]}, 400, "input: talker reads a text or messages"),
     ("talker", {"method": "integrated_gradients", "steps": 1000, "max_tokens": 20}, 413, "ask for fewer steps"),
     ("nobody", {"input": "a"}, 404, "no model is called 'nobody'"),

@@ -22,6 +22,7 @@ from service.explaining import (
     Layout,
     Subject,
     Why,
+    check_room,
     check_target,
     compared,
     reading_of,
@@ -30,10 +31,11 @@ from service.explaining import (
     told_of,
     written_subject,
 )
+from service.explanation import check_length
 from service.inputs import Read
 from service.model import Model
 from service.prompts import Chat, Continuation, Prompt
-from service.request import Explained, Failed, Sampling, Terms, Token
+from service.request import Explained, Failed, Generate, Sampling, Terms, Token
 from service.transcript import EventSource, Submit
 
 MOST_WRITTEN = 256  # tokens that are explained
@@ -111,7 +113,8 @@ async def explained(asked: Question, given: Given) -> dict[str, Any]:
 async def explained_writing(asked: Question, prompt: Prompt, tokens: Sequence[int]) -> dict[str, Any]:
     """The same of tokens that were written already."""
     layout = await watched(asked)
-    return await looked_into(asked, await continued(asked, prompt, tokens), layout)
+    first = await prompted(asked, prompt, max(len(tokens), 1))
+    return await looked_into(asked, written_subject(asked.model, prompt, first, tokens), layout)
 
 
 async def watched(asked: Question) -> Layout:
@@ -158,24 +161,35 @@ async def answered(asked: Question, given: str | tuple[str, str]) -> Subject:
         return replace(subject, told=compared(why) if why.attributes else ())
     if not why.needs_target:
         return subject
+    check_length(len(subject.shown), server(asked.request).settings)  # before it is answered
     async with aclosing(replies(model, reading, reads[:1], asked.submit, len(subject.tokens))) as said:
         reply = await anext(said)
     assert not isinstance(reply, PolyheadError), "one text alone raises"
     return replace(subject, told=(told_of(model, why, reads[0], reply),))
 
 
-async def continued(asked: Question, prompt: Prompt, tokens: Sequence[int] = ()) -> Subject:
-    """A prompt, and the `tokens` written after it; else what the target says, or what is likeliest."""
-    model, why, greedy = asked.model, asked.why, Sampling(temperature=0.0)
-    most = why.max_tokens or len(tokens)
-    reading = Continuation(field="input", prompts=(prompt,), sampling=greedy, max_tokens=most, within=True)
-    here, text = visit(asked.request), server(asked.request).text
+async def continued(asked: Question, prompt: Prompt) -> Subject:
+    """A prompt, and what the target says after it, or what is likeliest."""
+    model, target = asked.model, asked.why.target.text
+    first = await prompted(asked, prompt, asked.why.max_tokens)
+    if target is None:
+        return written_subject(model, prompt, first, await drawn(asked.submit([first])[0]))
+    here = visit(asked.request)
     with here.tokenising():
-        [first] = await text.prompts(model, reading, f"generate-{uuid.uuid4().hex}", asked.terms)
-        if why.target.text is not None:
-            [spelled] = await text.tokens(model, [why.target.text], special=False, deadline=here.deadline)
-            tokens = spelled.ids
-    return written_subject(model, prompt, first, tokens or await drawn(asked.submit([first])[0]))
+        [said] = await server(asked.request).text.tokens(model, [target], special=False, deadline=here.deadline)
+    check_room(model, len(first.tokens), len(said))
+    return written_subject(model, prompt, first, said.ids)
+
+
+async def prompted(asked: Question, prompt: Prompt, most: int) -> Generate:
+    """A prompt as the model has it, with as many of `most` tokens behind it as there is room for."""
+    greedy = Sampling(temperature=0.0)
+    reading = Continuation(field="input", prompts=(prompt,), sampling=greedy, max_tokens=most, within=True)
+    here = server(asked.request)
+    with visit(asked.request).tokenising():
+        [first] = await here.text.prompts(asked.model, reading, f"generate-{uuid.uuid4().hex}", asked.terms)
+    check_length(first.prompt_tokens, here.settings)
+    return first
 
 
 async def drawn(source: EventSource) -> list[int]:
