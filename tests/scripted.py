@@ -17,7 +17,7 @@ from service.api.quota import Quotas
 from service.api.security import Keys
 from service.api.server import Server
 from service.engine.worker import Course
-from service.errors import BadRequest, NoRoom, NotFound, WrongTask
+from service.errors import BadRequest, Conflict, NotFound, WrongTask
 from service.metrics import Metrics, Open
 from service.model import Model, State
 from service.request import Done, Encode, Encoded, Event, Generate, Request, Table, Task, Token
@@ -109,7 +109,7 @@ class Registry:
         return self.sources[-len(requests) :]
 
     async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]:
-        raise NoRoom(f"there is nothing here that explains {model.name}")
+        raise Conflict(f"there is nothing here that explains {model.name}")
 
 
 def spoken(text: str, tokenizer: Tokenizer) -> list[Event]:

@@ -251,7 +251,7 @@ def posted(app: FastAPI, key: str, bodies: dict[str, Any]) -> dict[str, httpx.Re
 def let_in(path: str) -> int:
     """The status of what is answered; this registry's model says numbers that are no words, and nothing explains it."""
     if path == "/v1/explain":
-        return 507
+        return 409
     return 500 if path.endswith("embed_sparse") else 200
 
 
