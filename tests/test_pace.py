@@ -71,12 +71,17 @@ def test_where_others_want_little_the_rest_is_taken(clock: Clock) -> None:
     assert mine > 5 * others
 
 
-def test_others_are_never_held(clock: Clock) -> None:
+def after_both(clock: Clock) -> Pace:
+    """Others were busy for long, then the patient one had a tenth of a second."""
     turns = Pace()
     turns.took(OTHERS, clock.now, clock.now + 5)
-    clock.now += 5
-    turns.took(MINE, clock.now, clock.now + 0.1)
-    clock.now += 0.1
+    turns.took(MINE, clock.now + 5, clock.now + 5.1)
+    clock.now += 5.1
+    return turns
+
+
+def test_others_are_never_held(clock: Clock) -> None:
+    turns = after_both(clock)
     assert turns.free([MINE, OTHERS]) == [OTHERS]
     assert turns.left == pytest.approx(0.1 * (1 / SHARE - 1))
     clock.now += 10 * MEMORY_S  # they have been quiet
@@ -84,10 +89,6 @@ def test_others_are_never_held(clock: Clock) -> None:
 
 
 def test_nobody_is_waited_for_where_nobody_patient_wants_anything(clock: Clock) -> None:
-    turns = Pace()
-    turns.took(OTHERS, clock.now, clock.now + 5)
-    clock.now += 5
-    turns.took(MINE, clock.now, clock.now + 0.1)
-    clock.now += 0.1
+    turns = after_both(clock)
     assert turns.free([OTHERS]) == [OTHERS]
     assert turns.left is None

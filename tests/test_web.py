@@ -1,14 +1,12 @@
 """How the playground is served: which files, with which headers, to whom; what it does is looked at in a browser."""
 
-import asyncio
 import re
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
 from fastapi import FastAPI
 from scripted import Registry, application, echo, model
+from test_app import call
 
 from service.api.web import FOLDER, PAGES, pages, wants_html
 
@@ -19,15 +17,6 @@ STYLE = re.compile(r"\sstyle\s*=\s*[\"']|<style|javascript:|\son\w+\s*=\s*[\"']"
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
     return application(Registry([], echo))
-
-
-def call(app: FastAPI, method: str, path: str, **options: Any) -> httpx.Response:
-    async def run() -> httpx.Response:
-        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
-            return await client.request(method, path, **options)
-
-    return asyncio.run(run())
 
 
 def test_browsers_have_the_page_and_programs_what_they_had(app: FastAPI) -> None:

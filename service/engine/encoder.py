@@ -16,10 +16,10 @@ from torch import Tensor
 
 from models.executor import Executor, Rows
 from models.lora import Lora
-from service.engine.queue import Deadlines, Queue
+from service.engine.pending import Pending
 from service.engine.reading import EACH, Answers, Head, read
 from service.engine.trials import Trials
-from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket, too_late
+from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket
 from service.errors import BadRequest, StepFailed
 from service.request import Done, Encode, Failed, Form, Request, Task
 
@@ -53,9 +53,7 @@ class Encoder:
         self._executor = executor
         self._readers: dict[int, Reader] = {0: (task, head)}  # by the adapter whose they are
         self._token_budget = token_budget
-        self._waiting: Queue[Ticket] = Queue()
-        self._asked: dict[Ticket, Encode] = {}  # by those that wait, are in the step, or are to be tried again
-        self._deadlines: Deadlines[Ticket] = Deadlines()
+        self._pending: Pending[Encode] = Pending()
         self._batch: list[Ticket] = []  # of the step in progress
         self._trials: Trials[Ticket] = Trials()
 
@@ -63,7 +61,7 @@ class Encoder:
 
     @property
     def busy(self) -> bool:
-        return bool(self._asked)
+        return bool(self._pending)
 
     def refuse(self, request: Request) -> None:
         assert isinstance(request, Encode)
@@ -102,13 +100,11 @@ class Encoder:
     def submit(self, ticket: Ticket) -> None:
         request = ticket.request
         assert isinstance(request, Encode)
-        self._asked[ticket] = request
-        self._waiting.add(ticket, request.terms.owner, request.terms.priority)
-        self._deadlines.add(ticket, request.terms.deadline)
+        self._pending.add(ticket, request)
 
     def abort(self, ticket: Ticket) -> None:
-        if ticket in self._asked:
-            self._remove(ticket)
+        if ticket in self._pending:
+            self._pending.remove(ticket)
 
     def hold(self, ticket: Ticket) -> None:
         """An answer of one event is never behind."""
@@ -117,14 +113,14 @@ class Encoder:
         """See `hold`."""
 
     def expire(self, now: float) -> list[Answer]:
-        late = self._deadlines.passed(now)
-        for ticket in late:
-            self._remove(ticket)
-        return [(ticket, Failed(too_late(ticket, now))) for ticket in late]
+        late = self._pending.late(now)
+        for ticket, _ in late:
+            self._pending.remove(ticket)
+        return late
 
     def step(self) -> Step:
         self._batch = batch = self._next_batch()
-        rows, groups = self._rows([self._asked[ticket] for ticket in batch])
+        rows, groups = self._rows([self._pending[ticket] for ticket in batch])
         began = perf_counter()
         with torch.inference_mode():
             states = self._executor.step(rows)  # [M, W]
@@ -142,7 +138,7 @@ class Encoder:
             forward_s=computed - began,
             sample_s=ended - computed,
             running=0,
-            waiting=len(self._waiting),
+            waiting=self._pending.waiting,
             queue_s=[began - ticket.submitted for ticket in batch],
         )
         answers = self._answers(found)
@@ -153,7 +149,7 @@ class Encoder:
         error = StepFailed("the step that computed this request failed")
         guilty = self._trials.failed(self._batch)
         for ticket in guilty:
-            self._remove(ticket)
+            self._pending.remove(ticket)
         return [(ticket, Failed(error)) for ticket in guilty]
 
     def prove(self) -> None:
@@ -168,8 +164,7 @@ class Encoder:
 
     def check(self) -> None:
         """Assert that nobody is kept who has left."""
-        assert not self._waiting, "somebody waits for whom nothing is asked"
-        assert not self._deadlines, "a deadline outlives its request"
+        self._pending.check()
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         """Runs four texts of different lengths, closed and raw."""
@@ -183,19 +178,18 @@ class Encoder:
         """What is left of a step that failed, or else the next in the queue, in order."""
         self._batch = []
         while self._trials:
-            batch = [ticket for ticket in self._trials.next() if ticket in self._asked]
+            batch = [ticket for ticket in self._trials.next() if ticket in self._pending]
             if batch:
                 return batch
         batch, room = [], self._token_budget
-        while (ticket := self._waiting.first()) is not None:
-            tokens = len(self._asked[ticket].tokens)
+        while (ticket := self._pending.first()) is not None:
+            tokens = len(self._pending[ticket].tokens)
             if batch and tokens > room:
                 break
-            self._waiting.remove(ticket)
-            self._waiting.charge(self._asked[ticket].terms.owner, tokens)
+            self._pending.begin(ticket)
             room -= tokens
             batch.append(ticket)
-        return sorted(batch, key=lambda ticket: order(self._asked[ticket]))
+        return sorted(batch, key=lambda ticket: order(self._pending[ticket]))
 
     def _rows(self, requests: list[Encode]) -> tuple[Rows, list[Group]]:
         """The texts laid out, and who reads which of the rows that are wanted: neighbours that one head reads alike."""
@@ -211,17 +205,11 @@ class Encoder:
             first += len(members)
         return rows, groups
 
-    def _remove(self, ticket: Ticket) -> None:
-        del self._asked[ticket]
-        self._deadlines.remove(ticket)
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
-
     def _answers(self, found: Answers) -> list[Answer]:
         answers: list[Answer] = []
         for ticket, event in zip(self._batch, found, strict=True):
-            tokens = len(self._asked[ticket].tokens)
-            self._remove(ticket)
+            tokens = len(self._pending[ticket].tokens)
+            self._pending.remove(ticket)
             if event is not None:
                 answers.append((ticket, event))
                 answers.append((ticket, Done("encoded", tokens)))

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from models.errors import UnsupportedError
 from models.explain import Asked, Explanation, Text, Watched, explain
-from service.engine.queue import Deadlines, Queue
+from service.engine.pending import Pending
 from service.engine.reading import Head
-from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket, too_late
+from service.engine.worker import Answer, Rehearsal, Step, StepReport, Ticket
 from service.errors import BadRequest, StepFailed
 from service.request import Attribution, Done, Duty, Event, Explain, Explained, Failed, Request, Weights
 
@@ -38,9 +38,7 @@ class Explainer:
         self.model = model
         self._watched, self._head, self._piece = watched, head, piece
         self._read = (0,) if reads else ()  # the shortest source
-        self._waiting: Queue[Ticket] = Queue()
-        self._asked: dict[Ticket, Explain] = {}
-        self._deadlines: Deadlines[Ticket] = Deadlines()
+        self._pending: Pending[Explain] = Pending()
         self._jobs: dict[Ticket, Job] = {}
         self._turns: deque[Ticket] = deque()  # those that have a job; the first is next
         self._current: Ticket | None = None  # whose a failure would be
@@ -52,7 +50,7 @@ class Explainer:
 
     @property
     def busy(self) -> bool:
-        return bool(self._asked)
+        return bool(self._pending)
 
     def refuse(self, request: Request) -> None:
         assert isinstance(request, Explain)
@@ -65,12 +63,10 @@ class Explainer:
     def submit(self, ticket: Ticket) -> None:
         request = ticket.request
         assert isinstance(request, Explain)
-        self._asked[ticket] = request
-        self._waiting.add(ticket, request.terms.owner, request.terms.priority)
-        self._deadlines.add(ticket, request.terms.deadline)
+        self._pending.add(ticket, request)
 
     def abort(self, ticket: Ticket) -> None:
-        if ticket in self._asked:
+        if ticket in self._pending:
             self._remove(ticket)
 
     def hold(self, ticket: Ticket) -> None:
@@ -80,21 +76,21 @@ class Explainer:
         """See `hold`."""
 
     def expire(self, now: float) -> list[Answer]:
-        late = self._deadlines.passed(now)
-        for ticket in late:
+        late = self._pending.late(now)
+        for ticket, _ in late:
             self._remove(ticket)
-        return [(ticket, Failed(too_late(ticket, now))) for ticket in late]
+        return late
 
     def step(self) -> Step:
         began, waited = perf_counter(), list[float]()
-        while len(self._turns) < AT_ONCE and (begun := self._waiting.first()) is not None:
+        while len(self._turns) < AT_ONCE and (begun := self._pending.first()) is not None:
             self._current = begun
             self._begin(begun)
             begun.course.begun = began
             waited.append(began - begun.submitted)
         self._current = ticket = self._turns[0]
         self._turns.rotate(-1)
-        request, events = self._asked[ticket], self._advance(ticket)
+        request, events = self._pending[ticket], self._advance(ticket)
         self._current = None  # a ticket leads back to its worker, and whoever drops that wants the memory at once
         if events:
             self._remove(ticket)
@@ -107,7 +103,7 @@ class Explainer:
             forward_s=perf_counter() - began,
             sample_s=0.0,
             running=len(self._turns),
-            waiting=len(self._waiting),
+            waiting=self._pending.waiting,
             queue_s=waited,
         )
         return Step([(ticket, event) for event in events], report)
@@ -127,10 +123,9 @@ class Explainer:
 
     def check(self) -> None:
         """Assert that nobody is kept who has left."""
-        assert not self._waiting, "somebody waits for whom nothing is asked"
+        self._pending.check()
         assert not self._jobs, "somebody is explained to whom nobody listens"
         assert not self._turns, "somebody has a turn and nothing to do"
-        assert not self._deadlines, "a deadline outlives its request"
 
     def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
         self.submit(Rehearsal(Explain("warm-up", (0,) * 8, "attention", source=self._read * 8)))
@@ -139,10 +134,8 @@ class Explainer:
             breathe()
 
     def _begin(self, ticket: Ticket) -> None:
-        self._waiting.remove(ticket)
-        request = self._asked[ticket]
-        self._waiting.charge(request.terms.owner, request.prompt_tokens)
-        self._jobs[ticket] = self._job(request)
+        self._pending.begin(ticket)
+        self._jobs[ticket] = self._job(self._pending[ticket])
         self._turns.append(ticket)
 
     def _job(self, request: Explain) -> Job:
@@ -153,7 +146,7 @@ class Explainer:
         try:
             next(self._jobs[ticket])
         except StopIteration as over:
-            return self._events(self._asked[ticket], over.value)
+            return self._events(self._pending[ticket], over.value)
         except UnsupportedError as error:
             return [Failed(BadRequest(str(error), param="method"))]
         return []
@@ -170,10 +163,7 @@ class Explainer:
         return [Explained(weights, worth, tuple(rows)), Done("explained", request.prompt_tokens)]
 
     def _remove(self, ticket: Ticket) -> None:
-        del self._asked[ticket]
-        self._deadlines.remove(ticket)
-        if ticket in self._waiting:
-            self._waiting.remove(ticket)
+        self._pending.remove(ticket)
         if job := self._jobs.pop(ticket, None):
             self._turns.remove(ticket)
             job.close()
