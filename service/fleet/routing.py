@@ -1,0 +1,191 @@
+"""Which replica a request goes to.
+
+Knows no network, no clock and no model: replicas are what a router was told of them and what it sent there itself.  The
+one idea: work is counted in tokens, because requests differ a thousandfold; what a request waits for at a replica is
+the tokens queued there and those of its own prompt that are not stored there, and that sum decides.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, Protocol
+
+from service.engine.blocks import Key
+
+Why = Literal["only", "load", "affinity"]
+HALF_LIFE = 64  # answers after which one counts half for how long the next is expected to be
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as it is routed.  `tokens` of its prompt; so many are expected of its `answer`; `keys` are the names of
+    the prompt's full blocks, of `block` tokens, from the first on (see service.engine.blocks)."""
+
+    tokens: int
+    answer: int = 0
+    keys: tuple[Key, ...] = ()
+    block: int = 16
+
+
+@dataclass(slots=True)
+class Left:
+    """Tokens of a request that are still to be computed."""
+
+    prompt: int
+    answer: int
+
+    @property
+    def total(self) -> int:
+        return self.prompt + self.answer
+
+
+class Candidate:
+    """A replica as one router sees it.  `kept` is how many blocks its cache holds: more are not remembered.
+
+    `elsewhere` are the tokens that others have queued there, as it says itself.
+    """
+
+    def __init__(self, name: str, kept: int = 0) -> None:
+        self.name, self.kept, self.elsewhere = name, kept, 0
+        self._queued = 0
+        self._left: dict[str, Left] = {}
+        self._keys: OrderedDict[Key, None] = OrderedDict()
+
+    @property
+    def queued(self) -> int:
+        """Tokens to be computed before a request that came now could be all that is left."""
+        return self._queued + self.elsewhere
+
+    @property
+    def open(self) -> int:
+        """Requests sent there that are not answered."""
+        return len(self._left)
+
+    def stored(self, keys: Sequence[Key]) -> int:
+        """How many of the first blocks were sent there before, and may still be in its cache."""
+        for count, key in enumerate(keys):
+            if key not in self._keys:
+                return count
+        return len(keys)
+
+    def cost(self, ask: Ask) -> int:
+        """Tokens to be computed until it is answered, its own answer not counted."""
+        return self.queued + ask.tokens - self.stored(ask.keys) * ask.block
+
+    def take(self, id: str, ask: Ask) -> None:
+        """It was sent there."""
+        left = Left(ask.tokens - self.stored(ask.keys) * ask.block, max(ask.answer, 0))
+        self._left[id] = left
+        self._queued += left.total
+        for key in reversed(ask.keys):  # beginnings outlive their endings
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > self.kept:
+            self._keys.popitem(last=False)
+
+    def said(self, id: str) -> None:
+        """A token of its answer came: its prompt is computed, and one less is to come."""
+        if (left := self._left.get(id)) is not None:
+            before = left.total
+            left.prompt, left.answer = 0, max(left.answer - 1, 1)  # one that goes on is never done
+            self._queued += left.total - before
+
+    def forget(self, keys: Sequence[Key]) -> None:
+        """It turned out not to have them."""
+        for key in keys:
+            self._keys.pop(key, None)
+
+    def end(self, id: str) -> None:
+        """It was answered, or is wanted no more."""
+        if (left := self._left.pop(id, None)) is not None:
+            self._queued -= left.total
+
+
+class Answers:
+    """How long answers were of late, for want of knowing how long the next will be."""
+
+    def __init__(self, expected: float = 64) -> None:
+        self._mean = expected
+
+    def expected(self, most: int) -> int:
+        return min(round(self._mean), most)
+
+    def heard(self, tokens: int) -> None:
+        self._mean += (tokens - self._mean) * (1 - 0.5 ** (1 / HALF_LIFE))
+
+
+class Policy(Protocol):
+    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:
+        """One of `candidates`, of which there is at least one, and why it."""
+
+
+class Uniform:
+    """Any."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:  # noqa: ARG002
+        return self._random.choice(candidates), "load"
+
+
+class Rotation:
+    """One after the other."""
+
+    def __init__(self, random: Random) -> None:
+        self._next = random.randrange(1 << 16)
+
+    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:  # noqa: ARG002
+        self._next += 1
+        return candidates[self._next % len(candidates)], "load"
+
+
+class Shortest:
+    """The one with the fewest tokens queued.  Where there are many routers all of them choose the same one."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:  # noqa: ARG002
+        return min(candidates, key=lambda one: (one.queued, self._random.random())), "load"
+
+
+class TwoChoices:
+    """Of two at random the one with the fewer tokens queued (Mitzenmacher 2001, doi:10.1109/71.963420)."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:  # noqa: ARG002
+        return min(self.two(candidates), key=lambda one: one.queued), "load"
+
+    def two(self, candidates: Sequence[Candidate]) -> list[Candidate]:
+        return self._random.sample(candidates, min(len(candidates), 2))
+
+
+class Affine(TwoChoices):
+    """Of those two, and the one that has most of the prompt stored, where there is least to compute.
+
+    So a stored prefix decides exactly where it saves more tokens than are queued before it.
+    """
+
+    def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:
+        if len(candidates) == 1:
+            return candidates[0], "only"
+        two = self.two(candidates)
+        if ask.keys:
+            holder = max(candidates, key=lambda one: one.stored(ask.keys[:1]) and one.stored(ask.keys))
+            if holder.stored(ask.keys):
+                two.append(holder)
+        chosen = min(two, key=lambda one: one.cost(ask))
+        return chosen, "affinity" if chosen.stored(ask.keys) else "load"
+
+
+POLICIES: Mapping[str, type[Uniform | Rotation | Shortest | TwoChoices]] = {
+    "random": Uniform,
+    "round-robin": Rotation,
+    "shortest": Shortest,
+    "two-choices": TwoChoices,
+    "affinity": Affine,
+}
