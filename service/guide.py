@@ -4,10 +4,13 @@ Knows no grammar and no text.  The one idea: a Guide is what was compiled, once,
 how far one answer has come.
 """
 
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from service.grammar import Grammar, Thinking
 
 
 class Walk(Protocol):
@@ -34,4 +37,16 @@ class Walk(Protocol):
 
 
 class Guide(Protocol):
+    @property
+    def asked(self) -> "Asked":
+        """What it was compiled from: plain values, from which another process makes the same."""
+
     def begin(self) -> Walk: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an answer must look like, and how its thought ends."""
+
+    grammar: Grammar | None
+    thinking: Thinking | None

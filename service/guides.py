@@ -17,7 +17,7 @@ from models.tokenizer import Tokenizer
 from service.compiler import LIMITS, sentence, written
 from service.errors import BadRequest, TooComplex
 from service.grammar import Grammar, Thinking
-from service.guide import Guide
+from service.guide import Asked, Guide
 from service.lexicon import Lexicon
 from service.model import Model
 from service.thinking import Thoughtful
@@ -72,7 +72,7 @@ class Guides:
         if found is None:
             harmless = grammar.kind == "object"
             source = written("object", "") if harmless else self._trials.written(grammar, kept.lexicon.outline)
-            found = compiled(kept.lexicon, source, grammar.field)
+            found = compiled(kept.lexicon, source, grammar)
             kept.keep(grammar, found)
         return found
 
@@ -106,8 +106,9 @@ class Kept:
                 self._characters -= len(source)
 
 
-def compiled(lexicon: Lexicon, source: str, field: str) -> "Compiled":
+def compiled(lexicon: Lexicon, source: str, asked: Grammar) -> "Compiled":
     """A guide that has shown that it can be followed, for a few steps.  BadRequest otherwise."""
+    field = asked.field
     matcher = LLMatcher(lexicon.tokenizer, source, log_level=0, limits=LIMITS)
     ahead = matcher.deep_copy()
     words = np.zeros(-(-lexicon.size // 32), np.int32)
@@ -117,7 +118,7 @@ def compiled(lexicon: Lexicon, source: str, field: str) -> "Compiled":
             ahead.consume_token(first(words))
     if matcher.is_error() or ahead.is_error():
         raise BadRequest(f"{field}: {sentence(matcher.get_error() or ahead.get_error())}", param=field)
-    return Compiled(matcher)
+    return Compiled(matcher, asked)
 
 
 def first(words: NDArray[np.int32]) -> int:
@@ -128,8 +129,8 @@ def first(words: NDArray[np.int32]) -> int:
 class Compiled:
     """A grammar of a vocabulary."""
 
-    def __init__(self, matcher: LLMatcher) -> None:
-        self._matcher = matcher
+    def __init__(self, matcher: LLMatcher, grammar: Grammar) -> None:
+        self._matcher, self.asked = matcher, Asked(grammar, None)
 
     def begin(self) -> "Matched":
         return Matched(self._matcher.deep_copy())

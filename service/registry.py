@@ -22,22 +22,20 @@ from service.errors import (
     PolyheadError,
     Stopped,
     Unavailable,
-    WrongTask,
     outward,
     sentence,
     spoken,
 )
 from service.loader import Beside, Described, Executed, Loader, Served
-from service.model import DOES, Known, Model, State, concerning, wanted
+from service.model import Known, Model, State, concerning
 from service.names import NAME, is_name, trunk_of
+from service.offer import Offer
 from service.request import Explain, Request, Task
 from service.settings import Settings, SettingsError
 from service.watching import Watching
 
 LATE_S = 1.0  # for requests that found a model before it was taken away and are not submitted yet
 LONGEST_WAIT = 60  # seconds
-# What clients say that name no model, because they know of one only.
-PLACEHOLDERS = frozenset({"", "default", "dummy", "tei", "tgi"})
 STOPPED = (Stopped, Unavailable)  # the engine ends, and nothing is wrong with the model
 
 log = logging.getLogger("polyhead.registry")
@@ -98,31 +96,14 @@ class Registry:
 
         Where one model is served, a placeholder names it.
         """
-        if name in PLACEHOLDERS and len(self._states) == 1:
-            [name] = self._states
-        name = self._aliases.get(name, name)
-        if name not in self._served:
-            raise self._unavailable(name)
-        model = self._served[name].model
-        if model.task not in tasks:
-            fitting = ", ".join(other.name for other in self.models() if other.task in tasks) or "none here"
-            raise WrongTask(
-                f"{name} can {DOES[model.task]}, it cannot {wanted(tasks)}; models that can: {fitting}", param="model"
-            )
-        return model
+        return self._offer().resolve(name, tasks, self._aliases)
 
     def only(self, tasks: Collection[Task]) -> Model:
         """The one model that does one of `tasks`, for routes that name none."""
-        pending = [name for name, state in self._states.items() if not state.settled]
-        if pending:  # it may be the one, or the second one
-            raise self._unavailable(pending[0])
-        fitting = [model for model in self.models() if model.task in tasks]
-        if not fitting:
-            raise NotFound(f"no model here can {wanted(tasks)}")
-        if len(fitting) > 1:
-            addresses = ", ".join(f"/models/{model.name}/..." for model in fitting)
-            raise BadRequest(f"{len(fitting)} models here can {wanted(tasks)}; say which by the address: {addresses}")
-        return fitting[0]
+        return self._offer().only(tasks)
+
+    def _offer(self) -> Offer:
+        return Offer(self._states, self.models(), self._unavailable)
 
     def submit(self, model: Model, requests: Sequence[Request]) -> list[Stream]:
         with concerning(model):

@@ -1,37 +1,19 @@
-"""The server as a process: what is put together at start, what happens at a signal, how it ends.
+"""A server put together: its settings become an engine, models, an application and a process.
 
-Knows no route.  The one idea: it listens first and loads then, so that probes are answered from the first moment; and
-it leaves in the opposite order: not ready and nothing new (still answering probes), what is in flight, the engine,
-the connections.  Whatever hangs meanwhile (a client that doesn't read, a step, a tokeniser), GRACE seconds after
-`drain_seconds` the process is gone.
+Knows no route.  The one idea: it listens first and loads then, so that probes are answered from the first moment.
 """
 
 import asyncio
-import gc
-import ipaddress
-import logging
-import math
-import os
-import socket
-import sys
-import threading
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
-from types import FrameType
-from typing import cast
 
-import uvicorn
 from fastapi import FastAPI
 
 from models.executor import Executor
 from service import quickstart
 from service.api.admission import Admission, Bounds
-from service.api.alike import write_error
 from service.api.app import build
-from service.api.connection import Connection, Edge
 from service.api.quota import Quotas
 from service.api.record import UNTRACED, Traces
 from service.api.security import Keys, follow
@@ -39,32 +21,16 @@ from service.api.server import Server
 from service.engine.engine import Engine
 from service.engine.worker import Ended, StepReport
 from service.loader import Executed
-from service.machine import age, keep_low, sockets
+from service.machine import age, keep_low
 from service.metrics import Metrics
 from service.place import placed
+from service.process import Clock, Process, bound, share_the_interpreter
 from service.registry import Registry
 from service.request import Duty
-from service.settings import Settings, SettingsError
+from service.settings import Settings
 from service.text import Text
 
-LAST_WORDS = 3  # seconds for errors to leave, once the time is over
-GRACE = 8  # seconds after which the process is gone, whatever still hangs
-WAITING = 2048  # connections that the kernel keeps until they are taken
-TAKEN = 16  # of them at once, each before the next could find that no more files may be open
-SWITCH = 0.0005  # seconds a busy thread computes before it lets another one
-SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel keeps for a client that doesn't read; Linux doubles it
-
 Told = Callable[[Registry], None]
-
-log = logging.getLogger("polyhead")
-
-
-@dataclass(frozen=True)
-class Clock:
-    """When the stages of a start were reached, in seconds since the process began."""
-
-    imported: float  # its code
-    fetched: float  # the models
 
 
 @dataclass(frozen=True)
@@ -107,16 +73,6 @@ def serve(settings: Settings, executed: Executed = unchanged, traces: Traces = U
     share_the_interpreter()
     process.run(sockets=[listener])
     return process.code
-
-
-def share_the_interpreter() -> None:
-    """Let no thread keep the others waiting: probes are to be answered while all are busy."""
-    # What is there now, code for the most part, stays.  To look through it for garbage would stop every thread for a
-    # tenth of a second, again and again.
-    gc.freeze()
-    gc.enable()
-    # A thread that sends to a client has to ask for the interpreter again afterwards, and waits so long for it.
-    sys.setswitchinterval(SWITCH)
 
 
 def assemble(settings: Settings, settled: Told, executed: Executed = unchanged, traces: Traces = UNTRACED) -> FastAPI:
@@ -163,134 +119,3 @@ async def load(registry: Registry, text: Text, settled: Callable[[Registry], Non
     settled(registry)
     for model in registry.models():
         text.expect(model)  # now: nobody is answered yet whom that could hold up
-
-
-class Process(uvicorn.Server):
-    """uvicorn with our signals, our lines in the log, and an exit status."""
-
-    def __init__(self, settings: Settings, app: FastAPI, listener: socket.socket) -> None:
-        server = cast(Server, app.state.server)
-        super().__init__(configured(app, edge_of(settings, server.metrics)))
-        self.code = 0
-        self.drain = settings.drain_seconds
-        self.admission = server.admission
-        self.address = address(settings.host, listener)
-        self.private = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
-        self.asked = server.keys.asked
-        self.listening = 0.0  # since when, in seconds since the process began
-        self.deadline = math.inf  # of what is in flight, on `time.monotonic`
-        self.stop: Callable[[], Awaitable[None]] = app.state.stop
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        for listener in sockets or []:
-            listener.listen(WAITING)
-        self.listening = age()
-        self.announce()
-
-    def announce(self) -> None:
-        """Whoever can reach it may ask, unless a key is asked for."""
-        whom = "for this machine only" if self.private else "for whoever reaches it"
-        log.info("listening on %s, %s; loading models", self.address, whom)
-        if not self.private and not self.asked:
-            log.warning("no key is asked for: whoever reaches it may use the models; see --api-key and --keys-file")
-
-    def settled(self, registry: Registry, clock: Clock) -> None:
-        """All models are ready or broken.  Without any there is nothing to stay for."""
-        ready = registry.models()
-        if not ready:
-            log.critical("none of %d models could be loaded, leaving", len(registry.names()))
-            self.code = 1
-            self.leave()
-            return
-        stages = {
-            "interpreter and imports": clock.imported,
-            "fetch": clock.fetched - clock.imported,
-            "listening": max(self.listening - clock.fetched, 0.0),
-            **registry.spent(),
-        }
-        line = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in stages.items())
-        names = ", ".join(model.name for model in ready)
-        log.info("ready on %s: %s of %d models in %.1f s (%s)", self.address, names, len(registry.names()), age(), line)
-
-    @property
-    def leaving(self) -> bool:
-        return self.deadline < math.inf
-
-    def leave(self) -> None:
-        self.admission.close()
-        self.deadline = time.monotonic() + self.drain
-        log.info("leaving: %d requests in flight have %d s to finish", self.admission.in_flight, self.drain)
-
-    def abandon(self) -> None:
-        log.critical("something hangs and is left behind, %d s after the end began", GRACE)
-        os._exit(self.code)
-
-    async def on_tick(self, counter: int) -> bool:
-        """Whether to stop listening: not while something is in flight and has time."""
-        over = self.leaving and (not self.admission.in_flight or time.monotonic() >= self.deadline)
-        return await super().on_tick(counter) or over
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
-        """The first signal drains; the second doesn't wait for anything, not even for the engine's thread."""
-        if self.leaving:
-            os._exit(128 + sig)
-        self.leave()
-
-    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.admission.in_flight:
-            log.warning("%d requests are cut: they had their time", self.admission.in_flight)
-        hanging = threading.Timer(GRACE, self.abandon)
-        hanging.daemon = True
-        hanging.start()
-        await self.stop()  # whose streams end with an error, in the words of their dialect
-        await super().shutdown(sockets)
-        log.info("left")
-
-
-def edge_of(settings: Settings, metrics: Metrics) -> Edge:
-    return Edge(
-        header_seconds=settings.header_seconds,
-        keep_alive_seconds=settings.keep_alive_seconds,
-        write_seconds=settings.write_seconds,
-        most=sockets(settings.max_connections),
-        words=write_error,
-        refused=lambda status: metrics.answered("other", "", status),
-        cut=metrics.cut,
-    )
-
-
-def configured(app: FastAPI, edge: Edge) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=cast(type[asyncio.Protocol], partial(Connection, edge=edge)),
-        ws="none",
-        backlog=TAKEN,
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        timeout_graceful_shutdown=LAST_WORDS,
-    )
-
-
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that has the address, before anything slow is begun.  Raises SettingsError if it is taken."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # The protocol is named because asyncio looks for it before it switches off Nagle's algorithm, and without that a
-    # response in two writes waits 40 ms for the client's acknowledgement.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # of every connection
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        reason = error.strerror or str(error)
-        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; see --host and --port") from None
-    return listener
-
-
-def address(host: str, listener: socket.socket) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.grammar import Thinking
-from service.guide import Walk
+from service.guide import Asked, Walk
 from service.lexicon import Lexicon
 
 GAP = "\n\n"  # what templates write between a thought and what follows it, at most
@@ -24,6 +24,9 @@ class Taking(Walk, Protocol):
 
 
 class Inner(Protocol):
+    @property
+    def asked(self) -> Asked: ...
+
     def begin(self) -> Taking: ...
 
 
@@ -32,6 +35,7 @@ class Thoughtful:
 
     def __init__(self, lexicon: Lexicon, thinking: Thinking, inner: Inner | None) -> None:
         self._lexicon, self._thinking, self._inner = lexicon, thinking, inner
+        self.asked = Asked(inner.asked.grammar if inner else None, thinking)
         lexicon.tag(thinking.end)
         if thinking.begin:
             lexicon.tag(thinking.begin)

@@ -16,7 +16,7 @@ import yaml
 
 from service.api.health import router
 from service.metrics import Metrics
-from service.serve import GRACE
+from service.process import GRACE
 from service.settings import Settings
 from tests import manifests
 from tests.manifests import CHART, KUSTOMIZE, ROOT, Manifest, built, kinds, rendered, template, tool, validate

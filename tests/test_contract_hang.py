@@ -10,7 +10,7 @@ from crowd import COMPLETIONS, Moment, ask, completion, leave
 from faults import Fault
 from processes import Faulted
 
-from service.serve import GRACE
+from service.process import GRACE
 from service.settings import Settings
 
 STALL, HANG, DRAIN = 0.5, 1.5, 1

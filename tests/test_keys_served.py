@@ -16,8 +16,9 @@ import pytest
 from processes import Process
 from scripted import Registry, application, echo
 
-from service import serve
-from service.serve import bound
+from service import process
+from service.process import bound
+from service.serve import assemble
 from service.settings import Settings, SettingsError
 
 TALK: Any = {"model": "chat", "messages": [{"role": "user", "content": "What is Paris?"}]}
@@ -180,7 +181,7 @@ def test_it_says_whom_it_listens_to_and_warns_of_an_open_one(
     app = application(Registry([], echo), api_key=key)
     app.state.stop = None
     with closing(bound(host, 0)) as listener, caplog.at_level(logging.INFO, "polyhead"):
-        serve.Process(Settings(host=host), app, listener).announce()
+        process.Process(Settings(host=host), app, listener).announce()
     assert f"{whom}; loading models" in caplog.text
     assert ("no key is asked for: whoever reaches it may use the models" in caplog.text) is warned
 
@@ -188,4 +189,4 @@ def test_it_says_whom_it_listens_to_and_warns_of_an_open_one(
 def test_a_server_whose_keys_cannot_be_read_does_not_begin(tmp_path: Path) -> None:
     (tmp_path / "keys.yaml").write_text("a: {hsh: x}\n")
     with pytest.raises(SettingsError, match=r"keys.yaml:1: a: hsh: is not known here; did you mean hash\?"):
-        serve.assemble(Settings(keys_file=str(tmp_path / "keys.yaml")), print)
+        assemble(Settings(keys_file=str(tmp_path / "keys.yaml")), print)

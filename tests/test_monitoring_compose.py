@@ -8,7 +8,7 @@ import pytest
 import yaml
 from prometheus import DEPLOYED, ROOT
 
-from service.serve import GRACE
+from service.process import GRACE
 from service.settings import PREFIX, Settings
 
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text("utf-8"))

@@ -14,7 +14,7 @@ import pytest
 from faults import Fault
 from processes import PATIENCE, SERVE, Faulted, Process
 
-from service.serve import LAST_WORDS, bound
+from service.process import LAST_WORDS, bound
 from service.settings import SettingsError
 
 BODY = b'{"model": "chat", "prompt": "The fox", "max_tokens": 3, "ignore_eos": true}'

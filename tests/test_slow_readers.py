@@ -16,7 +16,7 @@ from edits import edited
 from processes import Process
 
 from service.api.connection import Connection, Edge
-from service.serve import SEND_BUFFER
+from service.process import SEND_BUFFER
 
 MANY = 50
 PATIENCE = 1  # seconds: the server's

@@ -1,0 +1,201 @@
+"""The server as a process: what happens at a signal, and how it ends.
+
+Knows no route and nothing of what computes.  The one idea: it leaves in the opposite order of its start: not ready and
+nothing new (still answering probes), what is in flight, what computes, the connections.  Whatever hangs meanwhile (a
+client that doesn't read, a step, a tokeniser), GRACE seconds after `drain_seconds` the process is gone.
+"""
+
+import asyncio
+import gc
+import ipaddress
+import logging
+import math
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import FrameType
+from typing import Protocol, cast
+
+import uvicorn
+from fastapi import FastAPI
+
+from service.api.alike import write_error
+from service.api.connection import Connection, Edge
+from service.api.server import Server
+from service.machine import age, sockets
+from service.metrics import Metrics
+from service.model import Model
+from service.settings import Settings, SettingsError
+
+LAST_WORDS = 3  # seconds for errors to leave, once the time is over
+GRACE = 8  # seconds after which the process is gone, whatever still hangs
+WAITING = 2048  # connections that the kernel keeps until they are taken
+TAKEN = 16  # of them at once, each before the next could find that no more files may be open
+SWITCH = 0.0005  # seconds a busy thread computes before it lets another one
+SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel keeps for a client that doesn't read; Linux doubles it
+
+log = logging.getLogger("polyhead")
+
+
+class Loaded(Protocol):
+    """What there is to say of served models once all are ready or broken."""
+
+    def names(self) -> list[str]: ...
+
+    def models(self) -> Sequence[Model]: ...
+
+    def spent(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When the stages of a start were reached, in seconds since the process began."""
+
+    imported: float  # its code
+    fetched: float  # the models
+
+
+def share_the_interpreter() -> None:
+    """Let no thread keep the others waiting: probes are to be answered while all are busy."""
+    # What is there now, code for the most part, stays.  To look through it for garbage would stop every thread for a
+    # tenth of a second, again and again.
+    gc.freeze()
+    gc.enable()
+    # A thread that sends to a client has to ask for the interpreter again afterwards, and waits so long for it.
+    sys.setswitchinterval(SWITCH)
+
+
+class Process(uvicorn.Server):
+    """uvicorn with our signals, our lines in the log, and an exit status."""
+
+    def __init__(self, settings: Settings, app: FastAPI, listener: socket.socket) -> None:
+        server = cast(Server, app.state.server)
+        super().__init__(configured(app, edge_of(settings, server.metrics)))
+        self.code = 0
+        self.drain = settings.drain_seconds
+        self.admission = server.admission
+        self.address = address(settings.host, listener)
+        self.private = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+        self.asked = server.keys.asked
+        self.listening = 0.0  # since when, in seconds since the process began
+        self.deadline = math.inf  # of what is in flight, on `time.monotonic`
+        self.stop: Callable[[], Awaitable[None]] = app.state.stop
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(WAITING)
+        self.listening = age()
+        self.announce()
+
+    def announce(self) -> None:
+        """Whoever can reach it may ask, unless a key is asked for."""
+        whom = "for this machine only" if self.private else "for whoever reaches it"
+        log.info("listening on %s, %s; loading models", self.address, whom)
+        if not self.private and not self.asked:
+            log.warning("no key is asked for: whoever reaches it may use the models; see --api-key and --keys-file")
+
+    def settled(self, registry: Loaded, clock: Clock) -> None:
+        """All models are ready or broken.  Without any there is nothing to stay for."""
+        ready = registry.models()
+        if not ready:
+            log.critical("none of %d models could be loaded, leaving", len(registry.names()))
+            self.code = 1
+            self.leave()
+            return
+        stages = {
+            "interpreter and imports": clock.imported,
+            "fetch": clock.fetched - clock.imported,
+            "listening": max(self.listening - clock.fetched, 0.0),
+            **registry.spent(),
+        }
+        line = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in stages.items())
+        names = ", ".join(model.name for model in ready)
+        log.info("ready on %s: %s of %d models in %.1f s (%s)", self.address, names, len(registry.names()), age(), line)
+
+    @property
+    def leaving(self) -> bool:
+        return self.deadline < math.inf
+
+    def leave(self) -> None:
+        self.admission.close()
+        self.deadline = time.monotonic() + self.drain
+        log.info("leaving: %d requests in flight have %d s to finish", self.admission.in_flight, self.drain)
+
+    def abandon(self) -> None:
+        log.critical("something hangs and is left behind, %d s after the end began", GRACE)
+        os._exit(self.code)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop listening: not while something is in flight and has time."""
+        over = self.leaving and (not self.admission.in_flight or time.monotonic() >= self.deadline)
+        return await super().on_tick(counter) or over
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """The first signal drains; the second doesn't wait for anything, not even for the engine's thread."""
+        if self.leaving:
+            os._exit(128 + sig)
+        self.leave()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.admission.in_flight:
+            log.warning("%d requests are cut: they had their time", self.admission.in_flight)
+        hanging = threading.Timer(GRACE, self.abandon)
+        hanging.daemon = True
+        hanging.start()
+        await self.stop()  # whose streams end with an error, in the words of their dialect
+        await super().shutdown(sockets)
+        log.info("left")
+
+
+def edge_of(settings: Settings, metrics: Metrics) -> Edge:
+    return Edge(
+        header_seconds=settings.header_seconds,
+        keep_alive_seconds=settings.keep_alive_seconds,
+        write_seconds=settings.write_seconds,
+        most=sockets(settings.max_connections),
+        words=write_error,
+        refused=lambda status: metrics.answered("other", "", status),
+        cut=metrics.cut,
+    )
+
+
+def configured(app: FastAPI, edge: Edge) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=cast(type[asyncio.Protocol], partial(Connection, edge=edge)),
+        ws="none",
+        backlog=TAKEN,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=LAST_WORDS,
+    )
+
+
+def bound(host: str, port: int) -> socket.socket:
+    """A socket that has the address, before anything slow is begun.  Raises SettingsError if it is taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio looks for it before it switches off Nagle's algorithm, and without that a
+    # response in two writes waits 40 ms for the client's acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # of every connection
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; see --host and --port") from None
+    return listener
+
+
+def address(host: str, listener: socket.socket) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
