@@ -26,13 +26,13 @@ from benchmarks.prose import sentences
 from benchmarks.serving import machine
 from service import quickstart, settings
 from service.engine.engine import Engine
-from service.machine import resident_memory
 from service.metrics import Metrics
 from service.model import Model
 from service.place import placed
 from service.registry import Registry
 from service.request import Encode, Encoded
 from service.settings import Settings
+from service.upkeep import resident_memory
 
 RANK, MIB = 8, 1 << 20
 ENCODER = r".*encoder\.layer.*\.({})"

@@ -44,6 +44,7 @@ from service.model import Customs, Model
 from service.place import Place, placed, unable
 from service.request import Beams, Sampling, Task
 from service.settings import Settings
+from service.upkeep import trim
 
 HOLD_S = 0.02  # how long the engine's thread reads before the others have a turn
 
@@ -170,7 +171,7 @@ class Loader:
             read = time.perf_counter()
             with self._timed("warm up"):
                 await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
-                await self._engine.call(machine.trim)  # of what was read the allocator keeps as much again
+                await self._engine.call(trim)  # of what was read the allocator keeps as much again
             self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
         served = Served(model_of(need, loaded, place), worker, need, Trunk(described.what))

@@ -24,13 +24,20 @@ from typing import Protocol, cast
 import uvicorn
 from fastapi import FastAPI
 
+from service.api.admission import Admission, Bounds
 from service.api.alike import write_error
 from service.api.connection import Connection, Edge
-from service.api.server import Server
-from service.machine import age, sockets
+from service.api.quota import Quotas
+from service.api.record import Traces
+from service.api.security import Keys
+from service.api.server import Engine, Registry, Server
+from service.engine.worker import Ended, StepReport
 from service.metrics import Metrics
 from service.model import Model
+from service.request import Duty
 from service.settings import Settings, SettingsError
+from service.text import Text
+from service.upkeep import age, sockets
 
 LAST_WORDS = 3  # seconds for errors to leave, once the time is over
 GRACE = 8  # seconds after which the process is gone, whatever still hangs
@@ -40,6 +47,50 @@ SWITCH = 0.0005  # seconds a busy thread computes before it lets another one
 SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel keeps for a client that doesn't read; Linux doubles it
 
 log = logging.getLogger("polyhead")
+
+
+@dataclass(frozen=True)
+class Books:
+    """What is told of requests and steps goes to the page, which counts it, and to the keys, which pay for it."""
+
+    metrics: Metrics
+    keys: Keys
+    quotas: Quotas
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Books":
+        keys = Keys(settings)
+        return cls(Metrics(settings.models, keys.names, vllm=settings.vllm_metrics), keys, Quotas())
+
+    def step(self, report: StepReport) -> None:
+        self.metrics.step(report)
+
+    def ended(self, ended: Ended) -> None:
+        self.metrics.ended(ended)
+        self.quotas.ended(ended)
+
+    def rested(self, model: str, task: Duty) -> None:
+        self.metrics.rested(model, task)
+
+    def server(self, settings: Settings, registry: Registry, engine: Engine, traces: Traces) -> Server:
+        """What the routes reach, where `registry` and `engine` answer."""
+        text = Text(
+            threads=settings.tokenizer_threads,
+            batch_limit=settings.max_batch_texts,
+            tokenised=self.metrics.tokenised,
+        )
+        bounds = Bounds(settings.max_requests, settings.max_tokens_in_flight, settings.key_share)
+        return Server(
+            settings=settings,
+            registry=registry,
+            metrics=self.metrics,
+            text=text,
+            admission=Admission(bounds, engine, self.keys.owners),
+            engine=engine,
+            keys=self.keys,
+            quotas=self.quotas,
+            traces=traces,
+        )
 
 
 class Loaded(Protocol):

@@ -91,6 +91,11 @@ class Registry:
         """Bytes of the budget, and those of it that are free."""
         return self._loader.budget.limit, self._loader.budget.free
 
+    def cache(self) -> tuple[int, int]:
+        """Blocks in the caches of all models, and how many tokens the largest have."""
+        needs = [served.need for served in self._served.values() if not served.model.adapter]
+        return sum(need.blocks for need in needs), max((need.block_size for need in needs), default=0)
+
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
         """The model called `name`, if it is ready and does one of `tasks`; the error says what would be right.
 

@@ -68,7 +68,7 @@ class Text:
             work = Job(asked.field, sum(map(length, asked.prompts)), terms.deadline)
             requests = await self._run(model, work, lambda: read_prompts(model, asked, call, terms))
             thinking = thinking_left(model, asked, requests[0].tokens)
-            guide = await self._guide(model, asked.grammar, thinking, terms.deadline)
+            guide = await self.guide(model, asked.grammar, thinking, terms.deadline)
             if guide is not None and asked.beams is not None:
                 field = asked.grammar.field if asked.grammar is not None else "thinking_budget"
                 raise BadRequest(f"{field}: not together with a beam search, which nothing guides", param=field)
@@ -83,7 +83,7 @@ class Text:
         """Raises what is wrong with the first one that cannot be compiled."""
         with concerning(model):
             for grammar in grammars:
-                await self._guide(model, grammar, None, deadline)
+                await self.guide(model, grammar, None, deadline)
 
     async def inputs(
         self, model: Model, asked: Reading, call: str, terms: Terms = UNCONDITIONAL
@@ -139,7 +139,7 @@ class Text:
                 f"{asked.counted}: at most {self._batch_limit} answers a call, got {said}", param=asked.counted
             )
 
-    async def _guide(
+    async def guide(
         self, model: Model, grammar: Grammar | None, thinking: Thinking | None, deadline: float
     ) -> Guide | None:
         """What they ask for; compiled where it is not known."""

@@ -29,7 +29,7 @@ from models.checkpoint.estimate import size
 from models.checkpoint.tensors import Entry
 from models.native.executor import NativeExecutor
 from models.native.library import runnable
-from service import cli, machine
+from service import cli
 from service.budget import MIB, Budget, Sized, least, need, sized
 from service.errors import NoRoom
 from service.executors import executor_of
@@ -348,18 +348,18 @@ def test_some_of_the_free_memory_is_left_alone(monkeypatch: pytest.MonkeyPatch) 
 
 HOLES = """
 import asyncio
-from service import machine
+from service import upkeep
 
-machine.SLACK, machine.GLANCE_S = 8 << 20, 0.02
+upkeep.SLACK, upkeep.GLANCE_S = 8 << 20, 0.02
 
 async def run():
-    watching = asyncio.create_task(machine.keep_low())
+    watching = asyncio.create_task(upkeep.keep_low())
     await asyncio.sleep(0.1)
     kept = [bytearray(100_000) for _ in range(600)]  # too small to be mapped
     del kept[1::2]
-    before = machine.resident_memory()
+    before = upkeep.resident_memory()
     await asyncio.sleep(0.3)
-    print(before - machine.resident_memory())
+    print(before - upkeep.resident_memory())
     watching.cancel()
 
 asyncio.run(run())

@@ -12,7 +12,7 @@ from benchmarks.peer_runs.text_workload import Answer, reading
 from benchmarks.peer_runs.workload import Run, asked, told
 from models import checkpoint
 from models.native.plan import hollow
-from service import machine, settings
+from service import settings
 from service.budget import Need
 from service.engine.encoder import Encoder
 from service.engine.reading import Head
@@ -22,6 +22,7 @@ from service.loader import model_of
 from service.model import Model
 from service.place import placed
 from service.request import Terms
+from service.upkeep import trim
 
 NEED = Need("measured", weights=0, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
 
@@ -43,7 +44,7 @@ def served(run: Run) -> tuple[Model, Encoder]:
     tokens, head = chosen.encoder_step_tokens, cast(Head, loaded.head)
     worker = Encoder(executor, head, model=NEED.name, task=loaded.task, token_budget=tokens)
     worker.warm_up()
-    machine.trim()
+    trim()
     return model_of(NEED, loaded, placed(chosen, loaded.suited, loaded.config)), worker
 
 

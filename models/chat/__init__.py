@@ -30,10 +30,16 @@ class ChatTemplate:
 
     def __init__(self, source: str, *, tool_use: str = "", bos_token: str = "", eos_token: str = "") -> None:
         self.source, self.format = source, format_of(source + tool_use)
+        self.parts = source, tool_use, bos_token, eos_token  # all that it is made of
         self._tokens = {"bos_token": bos_token, "eos_token": eos_token}
         self._sandbox = Sandbox()
         self._template = self._compiled(source)
         self._tool_use = self._compiled(tool_use) if tool_use else self._template
+
+    @classmethod
+    def of(cls, source: str, tool_use: str, bos_token: str, eos_token: str) -> "ChatTemplate":
+        """What has these `parts`."""
+        return cls(source, tool_use=tool_use, bos_token=bos_token, eos_token=eos_token)
 
     def _compiled(self, source: str) -> jinja2.Template:
         if len(source) > SOURCE:

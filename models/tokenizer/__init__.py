@@ -90,7 +90,7 @@ class Tokenizer:
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._backend = vocabulary.backend
+        self._vocabulary, self._backend = vocabulary, vocabulary.backend
         patterns.refuse_runaway(self._backend)
         self._spelling = Spelling(self._backend)
         self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos
@@ -110,6 +110,17 @@ class Tokenizer:
     def from_gguf(cls, fields: Mapping[str, Any]) -> "Tokenizer":
         """The tokenizer in a GGUF file's metadata; CheckpointError names the field at fault."""
         return cls(gguf.read(fields))
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """All that it is made of, as text, for `of` to make the same again in another process."""
+        words = self._vocabulary
+        return self._backend.to_str(), words.bos, words.eos, words.pad, words.unk, words.mask
+
+    @classmethod
+    def of(cls, backend: str, *roles: str) -> "Tokenizer":
+        """What has these `parts`."""
+        return cls(Vocabulary(tokenizers.Tokenizer.from_str(backend), *roles))
 
     def saying(self, tags: frozenset[str]) -> "Tokenizer":
         """The same, for which `tags` are text, even where the vocabulary has them as control tokens."""

@@ -11,7 +11,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 from typing import TypeVar, cast
@@ -22,7 +21,7 @@ from service.engine.outcome import Failure, attempt, settle
 from service.engine.pace import Pace
 from service.engine.stream import Lead, Link, Stream
 from service.engine.turns import Turns
-from service.engine.worker import Answer, Ended, Observer, Step, Worker
+from service.engine.worker import Answer, Counts, Ended, Observer, Step, Worker
 from service.errors import PolyheadError, Stopped, Unavailable
 from service.request import Duty, Failed, Request
 
@@ -32,14 +31,6 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 JOIN_S = 30.0  # how long a last step may take after the draining
 PROOF_S = 5.0  # how often an idle model that fails is asked whether it still does
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """Open requests of one model."""
-
-    waiting: int
-    running: int
 
 
 class Engine:

@@ -113,6 +113,14 @@ class Ended:
     finish: Finish = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Open requests of one model."""
+
+    waiting: int
+    running: int
+
+
 class Observer(Protocol):
     """Is told, on the event loop thread."""
 

@@ -1,0 +1,197 @@
+"""Requests and events as bytes: what goes between a process that speaks HTTP and one that computes.
+
+Knows no connection.  The one idea: what may be said is a closed table of plain values (`FORMS`); each is the row of its
+fields, and nothing that arrives names code, so that a stranger's bytes can be nonsense but never a program.  Times are
+sent as what is left of them, because clocks differ.
+"""
+
+import hashlib
+import hmac
+from asyncio import StreamReader
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from time import perf_counter
+from typing import Any
+
+import msgpack
+
+from models.chat import ChatTemplate
+from models.tokenizer import Tokenizer
+from service import errors
+from service.errors import PolyheadError
+from service.grammar import Grammar, Thinking
+from service.guide import Asked
+from service.guides import Compiled
+from service.model import Customs, Model
+from service.request import (
+    Attribution,
+    Beams,
+    Done,
+    Encode,
+    Encoded,
+    Explain,
+    Explained,
+    Failed,
+    Filled,
+    Generate,
+    Prompted,
+    Sampling,
+    Table,
+    Terms,
+    Token,
+    Weights,
+)
+from service.thinking import Thoughtful
+
+VERSION = 1  # of this table; both ends have the same
+MOST = 1 << 28  # bytes of a frame
+LENGTH = 4  # bytes that say how many follow
+NONCE = 32  # bytes
+
+Row = Sequence[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A request is being computed, `waited` seconds after the replica got it."""
+
+    waited: float
+
+
+class FrameError(ValueError):
+    """What came is not what is said here; the connection it came by is not worth keeping."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a value becomes a row of plain ones, and a row a value."""
+
+    row: Callable[[Any], Row]
+    value: Callable[..., Any]
+
+
+def fielded(kind: type) -> Form:
+    """A dataclass as the row of its fields."""
+    names = [field.name for field in fields(kind)]
+    return Form(attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),), kind)
+
+
+def floats(kind: type, buffer: str) -> Form:
+    """One of whose fields is a run of float32, told as bytes."""
+    plain = fielded(kind)
+    place = [field.name for field in fields(kind)].index(buffer)
+
+    def row(value: Any) -> Row:
+        told = list(plain.row(value))
+        told[place] = told[place].cast("B").tobytes()
+        return told
+
+    def value(*told: Any) -> Any:
+        return kind(*told[:place], memoryview(told[place]).cast("f"), *told[place + 1 :])
+
+    return Form(row, value)
+
+
+def left(terms: Terms) -> Row:
+    return terms.owner, terms.priority, terms.deadline - perf_counter(), terms.trace
+
+
+def due(owner: str, priority: int, seconds: float, trace: str) -> Terms:
+    return Terms(owner, priority, seconds + perf_counter(), trace)
+
+
+def said(error: PolyheadError) -> Row:
+    return type(error).__name__, error.message, error.param, error.retry_after, error.model, error.task
+
+
+def meant(name: str, message: str, param: str, retry_after: int, model: str, task: str) -> PolyheadError:
+    kind = ERRORS.get(name, PolyheadError)
+    error = kind(message, param=param, retry_after=retry_after)
+    error.model, error.task = model, task
+    return error
+
+
+ERRORS: Mapping[str, type[PolyheadError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, PolyheadError) and kind is not errors.Unreadable
+}
+
+# In this order: a form's number is its place.  A guide travels as what it was compiled from.
+FORMS: Mapping[type, Form] = {
+    frozenset: Form(tuple, lambda *values: frozenset(values)),
+    PolyheadError: Form(said, meant),
+    Terms: Form(left, due),
+    Encoded: Form(attrgetter("values"), lambda *values: Encoded(list(values))),
+    Table: floats(Table, "scores"),
+    Weights: floats(Weights, "values"),
+    Attribution: floats(Attribution, "values"),
+    Tokenizer: Form(attrgetter("parts"), Tokenizer.of),
+    ChatTemplate: Form(attrgetter("parts"), ChatTemplate.of),
+    **{
+        kind: fielded(kind)
+        for kind in (
+            *(Asked, Grammar, Thinking),
+            *(Generate, Encode, Explain, Sampling, Beams),
+            *(Token, Prompted, Filled, Explained, Done, Failed),
+            *(Model, Customs, Begun),
+        )
+    },
+}
+NUMBERS = {kind: number for number, kind in enumerate(FORMS)}
+VALUES = [form.value for form in FORMS.values()]
+STANDS_FOR: Mapping[type, Callable[[Any], Any]] = dict.fromkeys((Compiled, Thoughtful), attrgetter("asked"))
+
+
+def plain(value: Any) -> Any:
+    """What the library doesn't know, in words that it does."""
+    kind = type(value)
+    if kind in STANDS_FOR:
+        value = STANDS_FOR[kind](value)
+        kind = type(value)
+    elif isinstance(value, PolyheadError):
+        kind = PolyheadError
+    elif isinstance(value, Mapping):
+        return dict(value)
+    if kind not in NUMBERS:
+        raise TypeError(f"{kind.__name__} is nothing that is sent")
+    return msgpack.ExtType(NUMBERS[kind], packed(tuple(FORMS[kind].row(value))))
+
+
+def packed(value: Any) -> bytes:
+    return bytes(msgpack.packb(value, default=plain))
+
+
+def revived(number: int, data: bytes) -> Any:
+    if not 0 <= number < len(VALUES):
+        raise FrameError(f"{number} is the number of no form")
+    return VALUES[number](*unpacked(data))
+
+
+def unpacked(data: bytes) -> Any:
+    """Raises FrameError."""
+    try:
+        return msgpack.unpackb(data, use_list=False, ext_hook=revived, strict_map_key=False)
+    except (ValueError, TypeError, msgpack.UnpackException) as error:
+        raise FrameError(f"a frame of {len(data)} bytes cannot be read: {error}") from None
+
+
+def frame(value: Any) -> bytes:
+    data = packed(value)
+    if len(data) > MOST:
+        raise FrameError(f"{len(data)} bytes are more than a frame has, {MOST}")
+    return len(data).to_bytes(LENGTH, "big") + data
+
+
+async def read(reader: StreamReader, most: int = MOST) -> Any:
+    """The next one.  Raises FrameError, and IncompleteReadError where there is none."""
+    length = int.from_bytes(await reader.readexactly(LENGTH), "big")
+    if length > most:
+        raise FrameError(f"a frame of {length} bytes is announced; at most {most} are read")
+    return unpacked(await reader.readexactly(length))
+
+
+def proof(secret: str, nonce: bytes) -> bytes:
+    """That whoever answers `nonce` so knows the secret (HMAC, RFC 2104), which itself is not sent."""
+    return hmac.new(secret.encode(), nonce, hashlib.sha256).digest()

@@ -1,0 +1,177 @@
+"""A connection to one replica, and what it says of itself.
+
+Knows no request's meaning and no route.  The one idea: the line is kept as long as the replica is listed, and made again
+when it breaks; who is asked over it meanwhile hears at once that it did.
+"""
+
+import asyncio
+import hmac
+import logging
+import secrets
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from service.fleet.frames import NONCE, VERSION, FrameError, frame, proof, read, unpacked
+from service.fleet.routing import Candidate
+from service.model import Model
+
+CONNECT_S = 5.0
+SILENCE_S = 5.0  # a replica says how it is twice a second; one that says nothing for so long is taken for lost
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two tries to reach one that is listed
+
+Address = tuple[str, int]
+
+log = logging.getLogger("polyhead.fleet")
+
+
+class Listener(Protocol):
+    """Who hears what a replica says.  `Line.models` and the like are set before."""
+
+    def joined(self, line: "Line") -> None: ...
+
+    def said(self, line: "Line", events: Sequence[tuple[int, Any]]) -> None: ...
+
+    def lost(self, line: "Line") -> None:
+        """What was asked over it is not answered any more."""
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """Models that were read once, by what they are made of: replicas of one model share one."""
+
+    kept: dict[str, Model]
+
+    def model(self, mark: str, told: bytes) -> Model:
+        if mark not in self.kept:
+            self.kept[mark] = unpacked(told)
+        return self.kept[mark]
+
+
+class Line:
+    """Lives on the event loop thread.  `candidate` is what is known of the replica's queue and cache."""
+
+    def __init__(self, name: str, address: Address, secret: str, listener: Listener, shelf: Shelf) -> None:
+        self.name, self.address = name, address
+        self.candidate = Candidate(name)
+        self.models: Mapping[str, Model] = {}
+        self.broken: Mapping[str, str] = {}  # models that it could not load, and why
+        self.block = 0  # tokens in a block of its caches
+        self.leaving = False  # takes nothing new
+        self.reasons: Sequence[str] = ()  # why nothing should be sent there now
+        self._secret, self._listener, self._shelf = secret, listener, shelf
+        self._writer: StreamWriter | None = None
+        self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._listed = True
+        self._ways: Mapping[str, Callable[..., None]] = {
+            "hello": self._hello,
+            "said": lambda events: listener.said(self, events),
+            "load": self._load,
+            "leaving": self._leave,
+            "watched": self._watched,
+        }
+        self._task = asyncio.create_task(self._keep())
+
+    @property
+    def open(self) -> bool:
+        return self._writer is not None
+
+    @property
+    def fit(self) -> bool:
+        """Whether new requests should be sent there."""
+        return self.open and not self.leaving and not self.reasons
+
+    def tell(self, *words: Any) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(frame(words))
+
+    async def ask(self, way: str, *words: Any) -> Any:
+        """What it answers; ConnectionError if it is lost before."""
+        number = len(self._asked) + 1 + max(self._asked, default=0)
+        self._asked[number] = asyncio.get_running_loop().create_future()
+        self.tell(way, number, *words)
+        try:
+            return await self._asked[number]
+        finally:
+            del self._asked[number]
+
+    def unlist(self) -> None:
+        """It is not to be had any more: nothing new is asked there, and once all is answered the line is closed."""
+        self._listed, self.leaving = False, True
+        if not self.candidate.open:
+            self._task.cancel()
+
+    async def close(self) -> None:
+        self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _keep(self) -> None:
+        pause = FIRST_PAUSE_S
+        while self._listed:
+            try:
+                reader, self._writer = await self._connected()
+                pause = FIRST_PAUSE_S
+                await self._hear(reader)
+            except (OSError, TimeoutError, asyncio.IncompleteReadError, FrameError) as error:
+                log.warning("replica %s at %s:%d: %s", self.name, *self.address, error or type(error).__name__)
+            finally:
+                self._hang_up()
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_PAUSE_S)
+
+    async def _connected(self) -> tuple[StreamReader, StreamWriter]:
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(*self.address)
+            try:
+                await self._introduced(reader, writer)
+            except BaseException:
+                writer.close()
+                raise
+        return reader, writer
+
+    async def _introduced(self, reader: StreamReader, writer: StreamWriter) -> None:
+        """Both show that they know the secret."""
+        theirs, ours = await reader.readexactly(NONCE), secrets.token_bytes(NONCE)
+        writer.write(ours + proof(self._secret, theirs))
+        if not hmac.compare_digest(await reader.readexactly(NONCE), proof(self._secret, ours)):
+            raise FrameError("it does not know the secret")
+
+    async def _hear(self, reader: StreamReader) -> None:
+        while True:
+            async with asyncio.timeout(SILENCE_S):
+                way, *rest = await read(reader)
+            self._ways[way](*rest)
+            if not self._listed and not self.candidate.open:
+                return
+
+    def _hang_up(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        self._writer, self.reasons = None, ()
+        for future in self._asked.values():
+            future.set_exception(ConnectionError(f"replica {self.name} was lost"))
+        self._listener.lost(self)
+        self.candidate = Candidate(self.name)
+
+    # What it may say
+
+    def _hello(self, version: int, name: str, models: Any, broken: Mapping[str, str], *cache: int) -> None:
+        if version != VERSION:
+            raise FrameError(f"it speaks version {version}, and version {VERSION} is spoken here")
+        kept, self.block = cache
+        self.candidate = Candidate(name, kept)
+        self.models = {model.name: model for model in (self._shelf.model(*told) for told in models)}
+        self.broken, self.leaving = broken, not self._listed
+        self._listener.joined(self)
+
+    def _load(self, elsewhere: int, reasons: Sequence[str]) -> None:
+        self.candidate.elsewhere, self.reasons = elsewhere, reasons
+
+    def _leave(self) -> None:
+        self.leaving = True
+
+    def _watched(self, number: int, answer: Any) -> None:
+        if number in self._asked and not self._asked[number].done():
+            self._asked[number].set_result(answer)

@@ -1,0 +1,295 @@
+"""The side that computes: an engine and its models, for whoever asks from another process.
+
+Knows no HTTP and no Ray.  The one idea: whoever asks keeps one connection, on which all its requests come and all
+that is said to them goes back, the events of a step in one frame; so a token costs microseconds wherever its reader is,
+and when the connection breaks everything asked over it is over.
+"""
+
+import asyncio
+import hmac
+import logging
+import secrets
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from service.api.record import UNTRACED
+from service.engine.engine import Engine, Stream
+from service.engine.worker import Ended, StepReport
+from service.errors import PolyheadError, Unavailable
+from service.fleet.frames import NONCE, VERSION, Begun, FrameError, frame, packed, proof, read
+from service.fleet.routing import Ask, Candidate
+from service.guide import Asked
+from service.loader import Executed
+from service.metrics import Metrics
+from service.model import Model, concerning
+from service.place import placed
+from service.process import Books
+from service.registry import Registry
+from service.request import Done, Duty, Event, Failed, Generate, Request, Token
+from service.serve import unchanged
+from service.settings import Settings
+
+BEAT_S = 0.5  # how often whoever is connected hears how much is queued, if nothing else
+HELLO_S = 10.0  # a stranger has so long to show that it knows the secret
+
+log = logging.getLogger("polyhead.replica")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What the page of a replica counts: steps.  Requests are counted where they came in, or they would count twice."""
+
+    metrics: Metrics
+
+    def step(self, report: StepReport) -> None:
+        self.metrics.step(report)
+
+    def ended(self, ended: Ended) -> None:
+        """See above."""
+
+    def rested(self, model: str, task: Duty) -> None:
+        self.metrics.rested(model, task)
+
+
+class Replica:
+    """Lives on the event loop thread.  `secret` is what both ends know."""
+
+    def __init__(self, settings: Settings, name: str, secret: str, executed: Executed = unchanged) -> None:
+        self.name, self._secret = name, secret
+        self._drain = settings.drain_seconds
+        books, place = Books.of(settings), placed(settings)
+        self.engine = Engine(Steps(books.metrics), name=place.device.type, threads=place.torch_threads)
+        self.registry = Registry(self.engine, settings, told=books.metrics, executed=executed)
+        self.server = books.server(settings, self.registry, self.engine, UNTRACED)
+        self._visitors: set[Visitor] = set()
+
+    @property
+    def queued(self) -> int:
+        """Tokens that are still to be computed of all that was asked."""
+        return sum(visitor.ledger.queued for visitor in self._visitors)
+
+    async def start(self, host: str, port: int = 0) -> int:
+        """Listen, at once, and load; the port.  Raises Unavailable where no model could be loaded."""
+        self.engine.start()
+        await self.registry.load_all()
+        if not self.registry.models():
+            states = self.registry.states()
+            raise Unavailable("; ".join(f"{name}: {state.why}" for name, state in states.items()))
+        self._listener = await asyncio.start_server(self._visited, host, port)
+        self._beating = asyncio.create_task(self._beat())
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    def leave(self) -> None:
+        """Take nothing new: whoever is connected asks elsewhere."""
+        self.server.admission.close()
+        for visitor in self._visitors:
+            visitor.tell("leaving")
+
+    async def close(self) -> None:
+        """Leave, once what is in flight has had its time."""
+        self.leave()
+        self._listener.close()
+        await self.engine.close(self._drain)
+        await asyncio.sleep(0)  # what was said last is on its way
+        self._beating.cancel()
+        for visitor in list(self._visitors):
+            await visitor.close()
+        self.server.text.close()
+
+    def hello(self) -> tuple[Any, ...]:
+        """What a replica says of itself.  Models are told apart by what they are made of, wherever they are loaded."""
+        models = []
+        for model in self.registry.models():
+            same = packed(replace(model, created=0, adapter=0))
+            models.append((blake2b(same, digest_size=16).hexdigest(), packed(model)))
+        broken = {name: state.why for name, state in self.registry.states().items() if state.phase == "broken"}
+        kept, size = self.registry.cache()
+        return ("hello", VERSION, self.name, tuple(models), broken, kept, size)
+
+    async def _visited(self, reader: StreamReader, writer: StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(HELLO_S):
+                await admit(self._secret, reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, FrameError) as error:
+            log.warning("a stranger is sent away: %s", error or type(error).__name__)
+            writer.close()
+            return
+        visitor = Visitor(self, writer)
+        self._visitors.add(visitor)
+        writer.write(frame(self.hello()))
+        if self.server.admission.draining:
+            visitor.tell("leaving")
+        try:
+            await visitor.hear(reader)
+        finally:
+            self._visitors.discard(visitor)
+            await visitor.close()
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            reasons = self.server.unready()
+            for visitor in self._visitors:
+                visitor.tell("load", self.queued - visitor.ledger.queued, tuple(reasons))
+
+
+async def admit(secret: str, reader: StreamReader, writer: StreamWriter) -> None:
+    """Both show that they know the secret.  Raises FrameError.  Nothing of a stranger's is looked into before."""
+    ours = secrets.token_bytes(NONCE)
+    writer.write(ours)
+    theirs, shown = await reader.readexactly(NONCE), await reader.readexactly(NONCE)
+    if not hmac.compare_digest(shown, proof(secret, ours)):
+        raise FrameError("it does not know the secret")
+    writer.write(proof(secret, theirs))
+
+
+class Visitor:
+    """One who asks.  `ledger` is what it asked and what of that is left to compute."""
+
+    def __init__(self, replica: Replica, writer: StreamWriter) -> None:
+        self.ledger = Candidate("")
+        self._replica, self._writer = replica, writer
+        self._wanted: set[int] = set()  # tickets, of which some may not be submitted yet
+        self._streams: dict[int, Stream] = {}
+        self._held: dict[int, asyncio.Event] = {}
+        self._said: list[tuple[int, Event | Begun]] = []
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ways: Mapping[str, Callable[..., None]] = {
+            "ask": self._ask,
+            "drop": self._drop,
+            "hold": self._hold,
+            "resume": self._resume,
+            "watch": self._watch,
+        }
+
+    async def hear(self, reader: StreamReader) -> None:
+        """Until it goes."""
+        try:
+            while True:
+                way, *rest = await read(reader)
+                self._ways[way](*rest)
+        except (OSError, asyncio.IncompleteReadError):
+            pass  # it is gone, and what it asked with it
+        except (FrameError, KeyError, TypeError, ValueError) as error:
+            log.error("a connection is given up: what came over it is not known here: %r", error)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        for stream in list(self._streams.values()):
+            stream.close()
+        self._writer.close()
+        with suppress(OSError):
+            await self._writer.wait_closed()
+
+    def tell(self, *words: Any) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(frame(words))
+
+    # What it may say
+
+    def _ask(self, name: str, answer: int, requests: Sequence[tuple[int, Request]]) -> None:
+        for ticket, request in requests:
+            self._wanted.add(ticket)
+            self.ledger.take(str(ticket), Ask(request.prompt_tokens, answer))
+        self._go(self._submit(name, requests))
+
+    def _drop(self, ticket: int, answered: bool) -> None:
+        self._over(ticket)
+        if stream := self._streams.pop(ticket, None):
+            stream.close(answered=answered)
+
+    def _hold(self, ticket: int) -> None:
+        self._held[ticket] = asyncio.Event()
+
+    def _resume(self, ticket: int) -> None:
+        if held := self._held.pop(ticket, None):
+            held.set()
+
+    def _watch(self, number: int, name: str) -> None:
+        self._go(self._watched(number, name))
+
+    # What is done about it
+
+    def _go(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _submit(self, name: str, requests: Sequence[tuple[int, Request]]) -> None:
+        try:
+            model = self._model(name)
+            ready = [await self._ready(model, request) for _, request in requests]
+            streams = self._replica.registry.submit(model, ready)
+        except PolyheadError as error:
+            for ticket, _ in requests:
+                self._say(ticket, Failed(error))
+            return
+        for (ticket, _), stream in zip(requests, streams, strict=True):
+            if ticket in self._wanted:
+                self._streams[ticket] = stream
+                self._go(self._follow(ticket, stream))
+            else:  # whoever asked has left meanwhile
+                stream.close()
+
+    def _model(self, name: str) -> Model:
+        for model in self._replica.registry.models():
+            if model.name == name:
+                return model
+        raise Unavailable(f"{name} is not on this replica any more; send it again", retry_after=1)
+
+    async def _ready(self, model: Model, request: Request) -> Request:
+        """With what is this replica's own: the number of an adapter, a guide compiled here."""
+        request = replace(request, adapter=model.adapter)
+        if isinstance(request, Generate) and isinstance(asked := request.guide, Asked):
+            with concerning(model):
+                text, deadline = self._replica.server.text, request.terms.deadline
+                guide = await text.guide(model, asked.grammar, asked.thinking, deadline)
+            return replace(request, guide=guide)
+        return request
+
+    async def _follow(self, ticket: int, stream: Stream) -> None:
+        begun = False
+        async for event in stream:
+            if not begun and stream.course.begun:
+                begun = True
+                self._say(ticket, Begun(stream.course.begun - stream.submitted))
+            self._say(ticket, event)
+            if held := self._held.get(ticket):
+                await held.wait()
+            await self._writer.drain()  # at once, unless what was said before is not taken
+        self._streams.pop(ticket, None)
+
+    def _say(self, ticket: int, event: Event | Begun) -> None:
+        """With whatever else is said in this round of the loop: all of a step is one frame."""
+        match event:
+            case Token():
+                self.ledger.said(str(ticket))
+            case Done() | Failed():
+                self._over(ticket)
+            case _:
+                pass
+        if not self._said:
+            asyncio.get_running_loop().call_soon(self._send)
+        self._said.append((ticket, event))
+
+    def _over(self, ticket: int) -> None:
+        self._wanted.discard(ticket)
+        self.ledger.end(str(ticket))
+        self._resume(ticket)
+
+    def _send(self) -> None:
+        self.tell("said", tuple(self._said))
+        self._said.clear()
+
+    async def _watched(self, number: int, name: str) -> None:
+        try:
+            layout = await self._replica.registry.watch(self._model(name))
+        except PolyheadError as error:
+            self.tell("watched", number, error)
+        else:
+            self.tell("watched", number, dict(layout))

@@ -1,0 +1,62 @@
+"""What this process is and keeps: its age, its memory, how many files it may open.
+
+Knows neither models nor what computes them.
+"""
+
+import asyncio
+import ctypes
+import math
+import os
+import resource
+from contextlib import suppress
+from pathlib import Path
+
+STATM = Path("/proc/self/statm")
+STAT, UPTIME = Path("/proc/self/stat"), Path("/proc/uptime")
+SLACK = 64 << 20  # bytes that a process may grow by before what is free in it is given back
+GLANCE_S = 1.0
+FILES = 128  # that a process opens beside connections: models, children, logs
+
+
+def resident_memory() -> int:
+    """Bytes of this process in memory; 0 on a system that doesn't say."""
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if STATM.exists() else 0
+
+
+def age() -> float:
+    """Seconds since this process was started; 0 on a system that doesn't say."""
+    if not (STAT.exists() and UPTIME.exists()):
+        return 0.0
+    started = int(STAT.read_text().rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    return max(float(UPTIME.read_text().split()[0]) - started, 0.0)
+
+
+def trim() -> None:
+    """Have the C library give back free memory; another than glibc is left alone."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+async def keep_low() -> None:
+    """For ever: see that the C library doesn't keep what is free.
+
+    Tensors of ever new sizes leave holes in its heap, which stay resident: with steps of mixed lengths they grew to ten
+    times what a step needs, and went on growing.
+    """
+    floor = resident_memory()
+    while True:
+        await asyncio.sleep(GLANCE_S)
+        if resident_memory() > floor + SLACK:
+            await asyncio.to_thread(trim)  # it takes some milliseconds, without the interpreter's lock
+            floor = resident_memory()
+        floor = min(floor, resident_memory())
+
+
+def sockets(wanted: int) -> int:
+    """How many connections there can be: so many, or what the limit on open files leaves, which is raised for them."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    ceiling = math.inf if most == resource.RLIM_INFINITY else most
+    limit = int(min(max(now, wanted + FILES), ceiling)) if now != resource.RLIM_INFINITY else wanted + FILES
+    if limit > now != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+    return min(wanted, max(limit - FILES, limit // 4))
