@@ -53,9 +53,9 @@ def rules(kind: str) -> list[dict[str, Any]]:
 
 
 class Prometheus:
-    """As deployed, but for the addresses, and that it looks every second."""
+    """As deployed, but for the addresses, and that it looks every second; `others` are targets of jobs of their own."""
 
-    def __init__(self, folder: Path, target: str) -> None:
+    def __init__(self, folder: Path, target: str, **others: str) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -64,7 +64,8 @@ class Prometheus:
         config["rule_files"] = [str(DEPLOYED / path) for path in config["rule_files"]]
         [job] = [job for job in config["scrape_configs"] if job["job_name"] == "polyhead"]
         job["static_configs"] = [{"targets": [target]}]
-        config["scrape_configs"] = [job]
+        further = [{"job_name": name, "static_configs": [{"targets": [other]}]} for name, other in others.items()]
+        config["scrape_configs"] = [job, *further]
         (folder / "prometheus.yml").write_text(json.dumps(config), "utf-8")
         self.log = folder / "prometheus.log"
         command = [

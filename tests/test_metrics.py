@@ -16,7 +16,10 @@ from service.metrics.text import open_metrics as in_open_metrics
 from service.metrics.text import plain
 from service.request import Terms
 
-UNITS = ("_seconds", "_tokens", "_info", "_sequences", "_blocks", "_used", "_ready", "_running", "_waiting")
+UNITS = (
+    *("_seconds", "_tokens", "_info", "_sequences", "_blocks", "_used"),
+    *("_ready", "_running", "_waiting", "_replicas"),
+)
 
 
 def families(metrics: Metrics) -> dict[str, Metric]:

@@ -1,4 +1,7 @@
-"""A real server, real traffic and a real Prometheus: what is deployed to watch the first finds what it asks for."""
+"""A real server, real traffic and a real Prometheus: what is deployed to watch the first finds what it asks for.
+
+What an ingress alone says stands on a page beside (ingress_page.py).
+"""
 
 import json
 import math
@@ -12,6 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
+from ingress_page import ingress_page
 from processes import PATIENCE, Process
 from prometheus import ROOT, Prometheus, promtool, rules, tool
 
@@ -75,17 +79,19 @@ def watched(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path, tiny
     bounds = "--api-keys", "team=a-long-secret", "--max-requests", "1", "--drain-seconds", "8"
     tool("prometheus")  # without one nothing is started
     server = Process(*models, *bounds)
-    try:
-        prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), server.url.removeprefix("http://"))
+    with ingress_page() as page:
         try:
-            server.ready()
-            prometheus.ready()
-            yield Watched(server, prometheus)
+            address = server.url.removeprefix("http://")
+            prometheus = Prometheus(tmp_path_factory.mktemp("prometheus"), address, ingress=page)
+            try:
+                server.ready()
+                prometheus.ready()
+                yield Watched(server, prometheus)
+            finally:
+                prometheus.stop()
         finally:
-            prometheus.stop()
-    finally:
-        server.child.kill()
-        server.child.wait()
+            server.child.kill()
+            server.child.wait()
 
 
 def targets() -> list[tuple[str, str]]:
@@ -99,7 +105,7 @@ def targets() -> list[tuple[str, str]]:
 
 def as_grafana_asks(expression: str, models: str = ".*") -> str:
     """Variables become what Grafana puts in their place; with 15 s between scrapes its rates look back a minute."""
-    values = {"$__rate_interval": "1m", "$job": "polyhead", "$model": models, "$task": ".*"}
+    values = {"$__rate_interval": "1m", "$job": ".+", "$model": models, "$task": ".*"}
     for name, value in values.items():
         expression = expression.replace(name, value)
     assert "$" not in expression

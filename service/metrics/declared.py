@@ -19,6 +19,7 @@ SEQUENCES = tuple(float(1 << power) for power in range(0, 11))
 TOKENS = tuple(float(1 << power) for power in range(0, 17, 2))
 LENGTHS = tuple(digit * 10.0**power for power in range(6) for digit in (1, 2, 5))  # of one prompt or answer
 LABELS = ("model", "task")
+REPLICAS = "Replicas"  # the section of what an ingress alone has to say
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,13 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             "Time without a step while somebody waits for one.",
             "PolyheadEngineStalled",
         ),
-        gauge("tokens_in_flight", (), "tokens", "Tokens of texts and prompts not answered yet."),
+        gauge(
+            "tokens_in_flight",
+            (),
+            "tokens",
+            "Tokens of texts and prompts not answered yet: what replicas are counted by.",
+            "PolyheadReplicaImbalance",
+        ),
         sizes("batch_sequences", SEQUENCES, "sequences", "Sequences in a step."),
         sizes("batch_tokens", TOKENS, "tokens", "Tokens in a step."),
         counter("padding_tokens", LABELS, "tokens", "Token slots computed for no token."),
@@ -154,16 +161,46 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
         counter("draft_tokens", LABELS, "tokens", "Tokens foretold and tried."),
         counter("accepted_tokens", LABELS, "tokens", "Tokens foretold that came."),
     ),
+    REPLICAS: (
+        gauge("replicas", ("model",), "replicas", "Replicas that take requests.", "PolyheadReplicasMissing"),
+        gauge(
+            "replica_queued_tokens",
+            ("model", "replica"),
+            "tokens",
+            "Tokens of prompts and answers that a replica has yet to compute, as its router reckons.",
+            "PolyheadReplicaImbalance",
+        ),
+        counter(
+            "replicas_lost",
+            ("model",),
+            "connections",
+            "Connections to replicas that broke; one that leaves in peace is not lost.",
+            "PolyheadReplicasLost, PolyheadReplicasMissing",
+        ),
+        counter("routed", ("model", "why"), "requests", "Texts and prompts sent to a replica, by what decided which."),
+        counter(
+            "rerouted",
+            ("model",),
+            "requests",
+            "Texts and prompts sent again to another replica: theirs was lost before it said anything.",
+        ),
+    ),
     "The server and its models": (
         gauge("build_info", ("version",), "1", "The version that runs; always 1."),
         gauge("model_info", (*LABELS, "family", "dtype", "executor"), "1", "A served model; always 1."),
-        gauge("model_ready", ("model",), "1", "1 if the model is loaded and warm.", "PolyheadModelNotReady"),
+        gauge(
+            "model_ready",
+            ("model",),
+            "1",
+            "1 if the model is loaded and warm.",
+            "PolyheadModelNotReady, PolyheadReplicasMissing",
+        ),
         gauge(
             "draining_seconds",
             (),
             "seconds",
             "Time since the server was told to stop; 0 while it was not.",
-            "PolyheadDrainTooLong",
+            "PolyheadDrainTooLong, PolyheadReplicasMissing",
         ),
         gauge(
             "draining_limit_seconds",
@@ -202,4 +239,6 @@ VALUES: Mapping[str, str] = {
     "dtype": "in which the model is computed",
     "executor": "`native` or `torch`",
     "version": "of the distribution",
+    "replica": "where a replica is reached by its ingress: an address and a port; gone when it is",
+    "why": "`affinity` (the prompt's beginning is in its cache), `load` (less is queued there), `only` (there is one)",
 }

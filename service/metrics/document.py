@@ -19,6 +19,7 @@ is made of ([declared](../service/metrics/declared.py), [borrowed](../service/me
 - All series of a model are there from the moment it is ready, at zero; the size of its cache from its first step on.
   What a model counted stays after it was unloaded.
 - No label takes anything from a client: names that are not served, paths, methods and keys add no series.
+- What stands under Replicas is said by an ingress alone, which sends to replicas; each of these has a page of its own.
 - Times are seconds, sizes are tokens. What only grows ends in `_total`.
 - In OpenMetrics the histograms marked * carry exemplars, `{trace_id="..."}`, of requests whose trace is kept.
 - **alert**: the rules in deploy/prometheus that look at it. `PolyheadDown` looks at Prometheus's own `up`."""
