@@ -29,7 +29,7 @@ from models.checkpoint.estimate import size
 from models.checkpoint.tensors import Entry
 from models.native.executor import NativeExecutor
 from models.native.library import runnable
-from service import cli
+from service import cli, machine
 from service.budget import MIB, Budget, Sized, least, need, sized
 from service.errors import NoRoom
 from service.executors import executor_of

@@ -74,21 +74,27 @@ class Form:
 def fielded(kind: type) -> Form:
     """A dataclass as the row of its fields."""
     names = [field.name for field in fields(kind)]
-    return Form(attrgetter(*names) if len(names) > 1 else lambda value: (getattr(value, names[0]),), kind)
+
+    def value(*told: Any) -> Any:
+        return kind(**dict(zip(names, told, strict=True)))
+
+    return Form(lambda whole: [getattr(whole, name) for name in names], value)
 
 
 def floats(kind: type, buffer: str) -> Form:
-    """One of whose fields is a run of float32, told as bytes."""
+    """One of whose fields is a table of float32, told as bytes and shape."""
     plain = fielded(kind)
     place = [field.name for field in fields(kind)].index(buffer)
 
     def row(value: Any) -> Row:
         told = list(plain.row(value))
-        told[place] = told[place].cast("B").tobytes()
+        told[place] = told[place].tobytes(), told[place].shape
         return told
 
     def value(*told: Any) -> Any:
-        return kind(*told[:place], memoryview(told[place]).cast("f"), *told[place + 1 :])
+        data, shape = told[place]
+        table = memoryview(data).cast("f", shape) if data else memoryview(data).cast("f")
+        return plain.value(*told[:place], table, *told[place + 1 :])
 
     return Form(row, value)
 

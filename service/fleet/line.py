@@ -1,7 +1,7 @@
 """A connection to one replica, and what it says of itself.
 
-Knows no request's meaning and no route.  The one idea: the line is kept as long as the replica is listed, and made again
-when it breaks; who is asked over it meanwhile hears at once that it did.
+Knows no request's meaning and no route.  The one idea: the line is kept as long as the replica is listed, and made
+again when it breaks; whoever was asked over it hears at once that it did.
 """
 
 import asyncio
@@ -63,7 +63,7 @@ class Line:
         self._secret, self._listener, self._shelf = secret, listener, shelf
         self._writer: StreamWriter | None = None
         self._asked: dict[int, asyncio.Future[Any]] = {}
-        self._listed = True
+        self._listed, self._pause = True, FIRST_PAUSE_S
         self._ways: Mapping[str, Callable[..., None]] = {
             "hello": self._hello,
             "said": lambda events: listener.said(self, events),
@@ -107,18 +107,16 @@ class Line:
         await asyncio.wait([self._task])
 
     async def _keep(self) -> None:
-        pause = FIRST_PAUSE_S
         while self._listed:
             try:
                 reader, self._writer = await self._connected()
-                pause = FIRST_PAUSE_S
                 await self._hear(reader)
             except (OSError, TimeoutError, asyncio.IncompleteReadError, FrameError) as error:
                 log.warning("replica %s at %s:%d: %s", self.name, *self.address, error or type(error).__name__)
             finally:
                 self._hang_up()
-            await asyncio.sleep(pause)
-            pause = min(2 * pause, LONGEST_PAUSE_S)
+            await asyncio.sleep(self._pause)
+            self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
 
     async def _connected(self) -> tuple[StreamReader, StreamWriter]:
         async with asyncio.timeout(CONNECT_S):
@@ -160,6 +158,9 @@ class Line:
     def _hello(self, version: int, name: str, models: Any, broken: Mapping[str, str], *cache: int) -> None:
         if version != VERSION:
             raise FrameError(f"it speaks version {version}, and version {VERSION} is spoken here")
+        if name != self.name:
+            raise FrameError(f"another one answers there: {name}")
+        self._pause = FIRST_PAUSE_S
         kept, self.block = cache
         self.candidate = Candidate(name, kept)
         self.models = {model.name: model for model in (self._shelf.model(*told) for told in models)}
@@ -171,6 +172,7 @@ class Line:
 
     def _leave(self) -> None:
         self.leaving = True
+        self.tell("left")  # nothing new comes after this
 
     def _watched(self, number: int, answer: Any) -> None:
         if number in self._asked and not self._asked[number].done():

@@ -36,6 +36,8 @@ from service.settings import Settings
 BEAT_S = 0.5  # how often whoever is connected hears how much is queued, if nothing else
 HELLO_S = 10.0  # a stranger has so long to show that it knows the secret
 
+LEFT_S = 2.0  # whoever is connected has so long to hear that nothing new is taken
+
 log = logging.getLogger("polyhead.replica")
 
 
@@ -83,16 +85,16 @@ class Replica:
         self._beating = asyncio.create_task(self._beat())
         return int(self._listener.sockets[0].getsockname()[1])
 
-    def leave(self) -> None:
-        """Take nothing new: whoever is connected asks elsewhere."""
-        self.server.admission.close()
-        for visitor in self._visitors:
-            visitor.tell("leaving")
-
     async def close(self) -> None:
-        """Leave, once what is in flight has had its time."""
-        self.leave()
+        """Take nothing new, so that whoever is connected asks elsewhere; then leave, once what is in flight has had its
+        time."""
+        self.server.admission.close()
         self._listener.close()
+        visitors = list(self._visitors)
+        for visitor in visitors:
+            visitor.tell("leaving")
+        if visitors:  # what they asked before they heard of it is on its way
+            await asyncio.wait([asyncio.create_task(visitor.left.wait()) for visitor in visitors], timeout=LEFT_S)
         await self.engine.close(self._drain)
         await asyncio.sleep(0)  # what was said last is on its way
         self._beating.cancel()
@@ -121,11 +123,10 @@ class Replica:
         visitor = Visitor(self, writer)
         self._visitors.add(visitor)
         writer.write(frame(self.hello()))
-        if self.server.admission.draining:
-            visitor.tell("leaving")
         try:
             await visitor.hear(reader)
         finally:
+            visitor.left.set()
             self._visitors.discard(visitor)
             await visitor.close()
 
@@ -151,7 +152,7 @@ class Visitor:
     """One who asks.  `ledger` is what it asked and what of that is left to compute."""
 
     def __init__(self, replica: Replica, writer: StreamWriter) -> None:
-        self.ledger = Candidate("")
+        self.ledger, self.left = Candidate(""), asyncio.Event()
         self._replica, self._writer = replica, writer
         self._wanted: set[int] = set()  # tickets, of which some may not be submitted yet
         self._streams: dict[int, Stream] = {}
@@ -164,6 +165,7 @@ class Visitor:
             "hold": self._hold,
             "resume": self._resume,
             "watch": self._watch,
+            "left": self.left.set,
         }
 
     async def hear(self, reader: StreamReader) -> None:
@@ -195,7 +197,7 @@ class Visitor:
     def _ask(self, name: str, answer: int, requests: Sequence[tuple[int, Request]]) -> None:
         for ticket, request in requests:
             self._wanted.add(ticket)
-            self.ledger.take(str(ticket), Ask(request.prompt_tokens, answer))
+            self.ledger.take(ticket, Ask(request.prompt_tokens, answer))
         self._go(self._submit(name, requests))
 
     def _drop(self, ticket: int, answered: bool) -> None:
@@ -268,7 +270,7 @@ class Visitor:
         """With whatever else is said in this round of the loop: all of a step is one frame."""
         match event:
             case Token():
-                self.ledger.said(str(ticket))
+                self.ledger.said(ticket)
             case Done() | Failed():
                 self._over(ticket)
             case _:
@@ -279,7 +281,7 @@ class Visitor:
 
     def _over(self, ticket: int) -> None:
         self._wanted.discard(ticket)
-        self.ledger.end(str(ticket))
+        self.ledger.end(ticket)
         self._resume(ticket)
 
     def _send(self) -> None:

@@ -6,7 +6,7 @@ the tokens queued there and those of its own prompt that are not stored there, a
 """
 
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal, Protocol
@@ -49,7 +49,7 @@ class Candidate:
     def __init__(self, name: str, kept: int = 0) -> None:
         self.name, self.kept, self.elsewhere = name, kept, 0
         self._queued = 0
-        self._left: dict[str, Left] = {}
+        self._left: dict[Hashable, Left] = {}
         self._keys: OrderedDict[Key, None] = OrderedDict()
 
     @property
@@ -73,7 +73,7 @@ class Candidate:
         """Tokens to be computed until it is answered, its own answer not counted."""
         return self.queued + ask.tokens - self.stored(ask.keys) * ask.block
 
-    def take(self, id: str, ask: Ask) -> None:
+    def take(self, id: Hashable, ask: Ask) -> None:
         """It was sent there."""
         left = Left(ask.tokens - self.stored(ask.keys) * ask.block, max(ask.answer, 0))
         self._left[id] = left
@@ -84,7 +84,7 @@ class Candidate:
         while len(self._keys) > self.kept:
             self._keys.popitem(last=False)
 
-    def said(self, id: str) -> None:
+    def said(self, id: Hashable) -> None:
         """A token of its answer came: its prompt is computed, and one less is to come."""
         if (left := self._left.get(id)) is not None:
             before = left.total
@@ -96,7 +96,7 @@ class Candidate:
         for key in keys:
             self._keys.pop(key, None)
 
-    def end(self, id: str) -> None:
+    def end(self, id: Hashable) -> None:
         """It was answered, or is wanted no more."""
         if (left := self._left.pop(id, None)) is not None:
             self._queued -= left.total
@@ -118,6 +118,9 @@ class Answers:
 class Policy(Protocol):
     def choose(self, ask: Ask, candidates: Sequence[Candidate]) -> tuple[Candidate, Why]:
         """One of `candidates`, of which there is at least one, and why it."""
+
+
+Routed = Callable[[Random], Policy]
 
 
 class Uniform:
@@ -182,7 +185,7 @@ class Affine(TwoChoices):
         return chosen, "affinity" if chosen.stored(ask.keys) else "load"
 
 
-POLICIES: Mapping[str, type[Uniform | Rotation | Shortest | TwoChoices]] = {
+POLICIES: Mapping[str, Routed] = {
     "random": Uniform,
     "round-robin": Rotation,
     "shortest": Shortest,

@@ -6,7 +6,7 @@ keys become labels only if they are known here, so that nobody can fill the page
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Literal, Protocol
 
@@ -20,6 +20,7 @@ from service.version import VERSION
 
 Missed = Literal["rejected", "aborted", "expired"]  # how HTTP requests end that the engine never had
 Labels = tuple[str, str]  # model and task
+Queue = tuple[str, str, int]  # model, replica, tokens
 Zeros = tuple[tuple[str, ...], ...]  # names of metrics, and what their labels beside those say
 
 # What is on the page as soon as a model is ready, so that rates over its first minute are right.
@@ -221,6 +222,34 @@ class Metrics:
         self._watch("tokens_in_flight", lambda: engine.tokens)
         self._watch("engine_stalled_seconds", engine.stalled)
         self._watched.append(lambda: self._count(engine.counts()))
+
+    def watch_replicas(self, counted: Callable[[], Mapping[str, int]], queues: Callable[[], Iterable[Queue]]) -> None:
+        """Ask how many replicas each model has, and how much is queued at each, whenever the page is read."""
+        told: set[tuple[str, str]] = set()
+
+        def look() -> None:
+            for model, replicas in counted().items():
+                self._gauge("replicas", model).set(replicas)
+            queued = {(model, replica): tokens for model, replica, tokens in queues()}
+            for labels in told - queued.keys():
+                self._gauge.forget("replica_queued_tokens", *labels)
+            for labels, tokens in queued.items():
+                self._gauge("replica_queued_tokens", *labels).set(tokens)
+            told.clear()
+            told.update(queued)
+
+        self._watched.append(look)
+
+    def routed(self, model: str, why: str) -> None:
+        self._counter("routed", model, why).inc()
+
+    def rerouted(self, model: str, count: int) -> None:
+        """So many were sent again: their replica was lost before it said anything."""
+        self._counter("rerouted", model).inc(count)
+
+    def lost(self, model: str) -> None:
+        """The connection to a replica broke."""
+        self._counter("replicas_lost", model).inc()
 
     def _watch(self, name: str, value: Callable[[], float]) -> None:
         self._watched.append(lambda: self._gauge(name).set(value()))

@@ -1,0 +1,47 @@
+"""The application of a process that speaks for replicas and computes nothing itself.
+
+Knows no torch, and not who starts replicas: `find` lists them.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import FastAPI
+
+from service.api.app import build
+from service.api.record import UNTRACED, Traces
+from service.api.security import follow
+from service.fleet.fleet import Fleet
+from service.fleet.routing import Affine, Routed
+from service.process import Books
+from service.settings import Settings
+from service.upkeep import keep_low
+
+Find = Callable[[Fleet], Coroutine[Any, Any, None]]
+
+
+def assemble(
+    settings: Settings, secret: str, find: Find, routed: Routed = Affine, traces: Traces = UNTRACED
+) -> FastAPI:
+    """`find` tells the fleet for ever which replicas there are; `secret` is what they know."""
+    books = Books.of(settings)
+    fleet = Fleet(list(settings.models), books, secret, routed)
+    server = books.server(settings, fleet, fleet, traces)
+    fleet.heard = server.text.expect
+    books.metrics.watch_replicas(fleet.roll.counted, fleet.roll.queues)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
+        beside = [asyncio.create_task(work) for work in (find(fleet), keep_low(), follow(books.keys))]
+        yield
+        for task in beside:
+            task.cancel()
+        await fleet.close(0)  # what was in flight has had its time
+        server.text.close()
+        await traces.close()
+
+    app = build(server, lifespan)
+    app.state.stop = lambda: fleet.close(0)
+    return app

@@ -1,0 +1,300 @@
+"""Many replicas behind one address: what is answered is what one server answers, and what one of them does is no
+other's business."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from service import serve
+from service.api.server import Server
+from service.engine.stream import Stream
+from service.errors import PolyheadError
+from service.fleet.fleet import Fleet
+from service.fleet.frames import frame, proof
+from service.fleet.ingress import assemble
+from service.fleet.replica import Replica
+from service.request import Done, Event, Failed, Generate, Sampling, Token
+from service.settings import Settings
+
+SECRET = "said by nobody"
+HOST = "127.0.0.1"
+GREEDY = Sampling(temperature=0)
+
+
+@dataclass
+class Scene:
+    """An ingress, its replicas, and what reaches its routes."""
+
+    app: FastAPI
+    fleet: Fleet
+    replicas: list[Replica]
+    addresses: dict[str, tuple[str, int]]
+    http: httpx.AsyncClient
+
+    def list(self, *names: str) -> None:
+        self.fleet.listed("all", {name: self.addresses[name] for name in names or self.addresses})
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(20):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def start(self, name: str, settings: Settings, secret: str = SECRET) -> Replica:
+        replica = Replica(settings, name, secret)
+        self.addresses[name] = HOST, await replica.start(HOST)
+        self.replicas.append(replica)
+        return replica
+
+    async def kill(self, replica: Replica) -> None:
+        """As a process ends that is killed: every connection breaks."""
+        replica._listener.close()
+        for visitor in list(replica._visitors):
+            visitor._writer.transport.abort()
+        await asyncio.sleep(0)
+
+    def generate(self, prompt: Sequence[int], most: int, **named: Any) -> Stream:
+        [model] = [model for model in self.fleet.models() if model.name == "chat"]
+        request = Generate("asked", tuple(prompt), most, sampling=GREEDY, **named)
+        return self.fleet.submit(model, [request])[0]
+
+    async def page(self) -> str:
+        return (await self.http.get("/metrics")).text
+
+
+@asynccontextmanager
+async def talking(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://testserver", timeout=60) as http:
+        yield http
+
+
+@asynccontextmanager
+async def scene(settings: Settings, count: int) -> AsyncIterator[Scene]:
+    async def find(_: Fleet) -> None:
+        """The test lists them."""
+
+    app = assemble(settings, SECRET, find)
+    server: Server = app.state.server
+    fleet = server.registry
+    assert isinstance(fleet, Fleet)
+    async with app.router.lifespan_context(app), talking(app) as http:
+        here = Scene(app, fleet, [], {}, http)
+        for number in range(count):
+            await here.start(f"replica-{number}", settings)
+        here.list()
+        await here.until(lambda: all(here.fleet.roll.counted()[name] == count for name in settings.models))
+        try:
+            yield here
+        finally:
+            await asyncio.gather(*(replica.close() for replica in here.replicas))
+
+
+def played(settings: Settings, act: Callable[[Scene], Awaitable[None]], count: int = 2) -> None:
+    async def run() -> None:
+        async with scene(settings, count) as here:
+            await act(here)
+
+    asyncio.run(run())
+
+
+async def heard(stream: Stream) -> list[Event]:
+    return [event async for event in stream]
+
+
+def ended(events: Sequence[Event]) -> Event:
+    return events[-1]
+
+
+@pytest.fixture(scope="module")
+def settings(tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path) -> Settings:
+    models = {"chat": tiny_generator, "judge": tiny_classifier, "embed": tiny_embedder}
+    return Settings(models={name: str(path) for name, path in models.items()}, drain_seconds=5, cache_tokens=4096)
+
+
+ASKED: list[tuple[str, Any]] = [
+    ("/v1/completions", {"model": "chat", "prompt": "The fox", "max_tokens": 12, "temperature": 0}),
+    ("/v1/completions", {"model": "chat", "prompt": ["a", "b c"], "max_tokens": 5, "n": 2, "seed": 3, "logprobs": 2}),
+    ("/v1/completions", {"model": "chat", "prompt": "x", "max_tokens": 9, "stream": True, "temperature": 0}),
+    ("/v1/completions", {"model": "chat", "prompt": "The", "max_tokens": 4, "echo": True, "logprobs": 1, "seed": 1}),
+    ("/v1/completions", {"model": "chat", "prompt": "x" * 900, "max_tokens": 4}),
+    (
+        "/v1/chat/completions",
+        {
+            "model": "chat",
+            "messages": [{"role": "user", "content": "Paris?"}],
+            "max_tokens": 20,
+            "temperature": 0,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"type": "boolean"}, "strict": True},
+            },
+        },
+    ),
+    ("/models/judge/predict", {"inputs": "A good film."}),
+    ("/v1/embeddings", {"model": "embed", "input": ["A good film.", "dull"] * 5}),
+    ("/v1/explain", {"model": "judge", "input": "A good film.", "method": "attention"}),
+    ("/v1/explain", {"model": "chat", "input": "The fox", "method": "gradient_x_input"}),
+]
+PASSING = ("id", "created", "request_id", "seconds")  # of an answer, what no two have in common
+
+
+def lasting(said: Any) -> Any:
+    """What is the same each time it is asked, numbers as far as batches leave them alone."""
+    if isinstance(said, dict):
+        return {key: lasting(value) for key, value in said.items() if key not in PASSING}
+    if isinstance(said, list):
+        return [lasting(value) for value in said]
+    return round(said, 4) if isinstance(said, float) else said
+
+
+def answered(response: httpx.Response) -> Any:
+    if "event-stream" in response.headers["content-type"]:
+        events = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: {")]
+        return [lasting(json.loads(event)) for event in events]
+    return response.status_code, lasting(response.json())
+
+
+def test_the_answers_are_those_of_one_server(settings: Settings) -> None:
+    async def alone() -> list[Any]:
+        loaded = asyncio.Event()
+        app = serve.assemble(settings, lambda _: loaded.set())
+        async with app.router.lifespan_context(app), talking(app) as http:
+            await loaded.wait()
+            return [answered(await http.post(path, json=body)) for path, body in ASKED]
+
+    async def together(here: Scene) -> None:
+        for (path, body), right in zip(ASKED, expected, strict=True):
+            assert answered(await here.http.post(path, json=body)) == right, path
+        assert (await here.http.get("/readyz")).json()["ready"]
+        assert {model["id"] for model in (await here.http.get("/v1/models")).json()["data"]} == {*settings.models}
+        await here.until(lambda: not any(replica.queued for replica in here.replicas))
+        page = await here.page()
+        assert 'polyhead_replicas{model="chat"} 2.0' in page
+        assert 'polyhead_requests_total{model="embed",outcome="done",task="embed"} 10.0' in page
+        assert page.count("polyhead_replica_queued_tokens{") == 6
+        assert here.fleet.tokens == 0
+
+    expected = asyncio.run(alone())
+    assert [status for status, *_ in expected if isinstance(status, int)].count(200) == len(ASKED) - 2
+    played(settings, together)
+
+
+def test_a_lost_replica_ends_what_it_had_begun_with_one_error_and_nothing_else(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        streams = [here.generate(range(3, 9 + number), 240) for number in range(6)]
+        firsts = [await anext(stream) for stream in streams]
+        assert all(isinstance(first, Token) for first in firsts)
+        lines = {stream: here.fleet._sent[stream].line.name for stream in streams}
+        assert len(set(lines.values())) == 2
+        late = [here.generate(range(20, 30), 3) for _ in range(4)]  # nothing is said of these yet
+        await here.kill(here.replicas[0])
+        for stream, rest in zip(streams, await asyncio.gather(*map(heard, streams)), strict=True):
+            last = rest[-1]
+            if lines[stream] == "replica-0":
+                assert isinstance(last, Failed)
+                assert (last.error.code, last.error.status) == ("stopped", 503)
+                assert "lost" in last.error.message
+            else:
+                assert isinstance(last, Done)
+                assert last.completion_tokens == 240
+        assert all(isinstance(ended(events), Done) for events in await asyncio.gather(*map(heard, late)))
+        here.list("replica-1")
+        page = await here.page()
+        assert 'polyhead_replicas{model="chat"} 1.0' in page
+        assert 'polyhead_replicas_lost_total{model="chat"} 1.0' in page
+        await here.start("replica-2", settings)  # capacity is back
+        here.list("replica-1", "replica-2")
+        await here.until(lambda: here.fleet.roll.counted()["chat"] == 2)
+        again = [here.generate(range(3, 9), 5) for _ in range(8)]
+        assert len({here.fleet._sent[stream].line.name for stream in again}) == 2
+        assert all(isinstance(ended(events), Done) for events in await asyncio.gather(*map(heard, again)))
+        assert here.fleet.tokens == 0
+
+    played(settings, act)
+
+
+def test_a_replica_that_leaves_finishes_what_it_has_and_is_asked_no_more(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        streams = [here.generate(range(3, 9 + number), 200) for number in range(4)]
+        for stream in streams:
+            await anext(stream)
+        leaving = asyncio.create_task(here.replicas[0].close())
+        await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
+        more = [here.generate(range(3, 9), 4) for _ in range(6)]
+        assert {here.fleet._sent[stream].line.name for stream in more} == {"replica-1"}
+        for events in await asyncio.gather(*map(heard, [*streams, *more])):
+            assert isinstance(ended(events), Done)
+        await leaving
+        here.replicas.pop(0)
+        assert "polyhead_replicas_lost_total{" not in await here.page()
+
+    played(settings, act)
+
+
+def test_who_leaves_is_computed_for_no_more(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        streams = [here.generate(range(3, 9), 240) for _ in range(3)]
+        await anext(streams[0])
+        for stream in streams:
+            stream.close()
+        [replica] = here.replicas
+        await here.until(lambda: replica.queued == 0 and not replica.engine.open(None))
+        assert here.fleet.tokens == 0
+
+    played(settings, act, count=1)
+
+
+def test_a_slow_reader_holds_up_its_own_answer_only(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.engine.stream.MOST_UNREAD", 8)
+
+    async def act(here: Scene) -> None:
+        slow, quick = here.generate(range(3, 9), 200), here.generate(range(3, 9), 200)
+        assert isinstance(ended(await heard(quick)), Done)
+        assert slow.held
+        assert slow.tokens < 200
+        assert isinstance(ended(await heard(slow)), Done)
+
+    played(settings, act, count=1)
+
+
+def test_what_a_replica_refuses_is_said_in_its_words(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        last = ended(await heard(here.generate([3] * 5000, 4)))
+        assert isinstance(last, Failed)
+        assert last.error.status == 400
+
+    played(settings, act, count=1)
+
+
+def test_models_cannot_be_changed_at_one_server_of_a_fleet(settings: Settings) -> None:
+    fleet = assemble(settings, SECRET, lambda _: asyncio.sleep(0)).state.server.registry
+    with pytest.raises(PolyheadError, match="deploying it again"):
+        fleet.load("x", "y")
+    assert {state.phase for state in fleet.states().values()} == {"waiting"}
+    with pytest.raises(PolyheadError, match="no replica of chat takes requests yet"):
+        fleet.resolve("chat", ["generate"])
+
+
+def test_strangers_are_sent_away(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    async def act(here: Scene) -> None:
+        port = here.addresses["replica-0"][1]
+        for words in (bytes(64), b"x" * 32 + proof("another", bytes(32)), frame(("ask", "chat", 0, ()))):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            nonce = await reader.readexactly(32)
+            assert len(set(nonce)) > 1
+            writer.write(words)
+            writer.write_eof()
+            assert await reader.read() == b"", "nothing is said to whoever doesn't know the secret"
+            writer.close()
+        assert len(here.replicas[0]._visitors) == 1
+
+    played(settings, act, count=1)
+    assert caplog.text.count("a stranger is sent away") == 3
