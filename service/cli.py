@@ -62,10 +62,24 @@ def serve(ctx: typer.Context) -> None:
 def run(chosen: Any) -> int:
     gc.disable()  # imports make no garbage; to look for it takes a tenth of their time.  Serving switches it on again
     from service import logs
-    from service.serve import serve as serve_models
 
     logs.configure(chosen.log_format, chosen.log_level)
-    return serve_models(chosen, traces=traced(chosen))
+    return int(serving(chosen)(chosen, traces=traced(chosen)))
+
+
+def serving(chosen: Any) -> Any:
+    """By one process, or by replicas on Ray."""
+    if not chosen.ray:
+        from service.serve import serve
+
+        return serve
+    try:
+        from service import scale
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise fail("ray: Ray is not installed here; pip install 'polyhead[ray]' does it") from None
+    return scale.serve
 
 
 def traced(chosen: Any) -> Any:

@@ -18,10 +18,13 @@ Without any, the quick-start models are fetched and served."""
 ORDER = """Flags go over the environment (POLYHEAD_PORT=8000), that over the file of --config, that over the
 defaults."""
 
+ANSWERS = ("true", "false", "yes", "no", "on", "off", "1", "0", "t", "f", "y", "n")  # as pydantic has them
+SWITCHES = {f"--{name.replace('_', '-')}" for name, field in Settings.model_fields.items() if field.annotation is bool}
+
 
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """What is given, by setting.  Raises SettingsError for unknown flags; --help prints and exits."""
-    given, unknown = parser().parse_known_intermixed_args(list(arguments))
+    given, unknown = parser().parse_known_intermixed_args(switched(arguments))
     if unknown:
         flags = [name.removeprefix("--").partition("=")[0].replace("-", "_") for name in unknown if name[:2] == "--"]
         raise SettingsError("\n".join(map(unknown_setting, flags)) or f"unknown argument {unknown[0]!r}")
@@ -29,6 +32,15 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     if not values["models"]:
         del values["models"]
     return values
+
+
+def switched(arguments: Sequence[str]) -> list[str]:
+    """A flag that is yes or no means yes where neither follows."""
+    written = list(arguments)
+    for place, word in enumerate(arguments):
+        if word in SWITCHES and (place + 1 == len(arguments) or arguments[place + 1].lower() not in ANSWERS):
+            written[place] = f"{word}=true"
+    return written
 
 
 def parser() -> argparse.ArgumentParser:

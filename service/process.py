@@ -196,9 +196,9 @@ class Process(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.admission.in_flight:
             log.warning("%d requests are cut: they had their time", self.admission.in_flight)
-        hanging = threading.Timer(GRACE, self.abandon)
-        hanging.daemon = True
-        hanging.start()
+        self.hanging = threading.Timer(GRACE, self.abandon)
+        self.hanging.daemon = True
+        self.hanging.start()
         await self.stop()  # whose streams end with an error, in the words of their dialect
         await super().shutdown(sockets)
         log.info("left")

@@ -19,6 +19,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from service import yaml_file
 from service.names import LONGEST_NAME, NAME, is_name, trunk_of
+from service.spread import Spread
 from service.yaml_file import Document, FileError
 
 PREFIX = "POLYHEAD_"
@@ -48,7 +49,7 @@ class SettingsError(ValueError):
     """Settings that cannot be used; the message has a line for each, for people."""
 
 
-class Settings(BaseSettings):
+class Settings(Spread):
     """Build with `read`; the constructor takes flags only by keyword and raises pydantic's own errors."""
 
     model_config = SettingsConfigDict(

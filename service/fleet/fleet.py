@@ -21,7 +21,7 @@ from service.engine.stream import Link, Stream
 from service.engine.worker import Counts, Ended
 from service.errors import Conflict, PolyheadError, Stopped, Unavailable
 from service.fleet.frames import Begun
-from service.fleet.line import Address, Line
+from service.fleet.line import Address, Circle, Line
 from service.fleet.roll import Roll
 from service.fleet.routing import Affine, Answers, Ask, Routed
 from service.model import Known, Model, State, concerning
@@ -52,7 +52,7 @@ class Fleet:
     def __init__(self, names: Sequence[str], books: Books, secret: str, routed: Routed = Affine) -> None:
         self.heard: Callable[[Model], None] = lambda model: None  # noqa: ARG005
         random = Random()  # nothing is kept secret by it
-        self.roll = Roll(names, secret, random)
+        self.roll = Roll(names, Circle(secret, self), random)
         self._books, self._policy = books, routed(random)
         self._tickets = count(1)
         self._sent: dict[Stream, Sent] = {}
@@ -68,7 +68,7 @@ class Fleet:
 
     def listed(self, deployment: str, replicas: Mapping[str, Address]) -> None:
         """These are all the replicas of a deployment, by name."""
-        self.roll.listed(deployment, replicas, self)
+        self.roll.listed(deployment, replicas)
 
     def names(self) -> list[str]:
         return self.roll.names()

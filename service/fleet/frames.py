@@ -111,10 +111,9 @@ def said(error: PolyheadError) -> Row:
     return type(error).__name__, error.message, error.param, error.retry_after, error.model, error.task
 
 
-def meant(name: str, message: str, param: str, retry_after: int, model: str, task: str) -> PolyheadError:
-    kind = ERRORS.get(name, PolyheadError)
-    error = kind(message, param=param, retry_after=retry_after)
-    error.model, error.task = model, task
+def meant(name: str, message: str, param: str, retry_after: int, *whose: str) -> PolyheadError:
+    error = ERRORS.get(name, PolyheadError)(message, param=param, retry_after=retry_after)
+    error.model, error.task = whose
     return error
 
 

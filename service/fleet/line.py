@@ -10,7 +10,8 @@ import logging
 import secrets
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from service.fleet.frames import NONCE, VERSION, FrameError, frame, proof, read, unpacked
@@ -38,10 +39,13 @@ class Listener(Protocol):
 
 
 @dataclass(frozen=True)
-class Shelf:
-    """Models that were read once, by what they are made of: replicas of one model share one."""
+class Circle:
+    """What all lines of a fleet share: the secret, who hears what is said, and models, each read once, by what they are
+    made of: replicas of one model share it."""
 
-    kept: dict[str, Model]
+    secret: str
+    listener: Listener
+    kept: dict[str, Model] = field(default_factory=dict)
 
     def model(self, mark: str, told: bytes) -> Model:
         if mark not in self.kept:
@@ -52,7 +56,7 @@ class Shelf:
 class Line:
     """Lives on the event loop thread.  `candidate` is what is known of the replica's queue and cache."""
 
-    def __init__(self, name: str, address: Address, secret: str, listener: Listener, shelf: Shelf) -> None:
+    def __init__(self, name: str, address: Address, circle: Circle) -> None:
         self.name, self.address = name, address
         self.candidate = Candidate(name)
         self.models: Mapping[str, Model] = {}
@@ -60,13 +64,13 @@ class Line:
         self.block = 0  # tokens in a block of its caches
         self.leaving = False  # takes nothing new
         self.reasons: Sequence[str] = ()  # why nothing should be sent there now
-        self._secret, self._listener, self._shelf = secret, listener, shelf
+        self._circle = circle
         self._writer: StreamWriter | None = None
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._listed, self._pause = True, FIRST_PAUSE_S
         self._ways: Mapping[str, Callable[..., None]] = {
             "hello": self._hello,
-            "said": lambda events: listener.said(self, events),
+            "said": lambda events: circle.listener.said(self, events),
             "load": self._load,
             "leaving": self._leave,
             "watched": self._watched,
@@ -121,18 +125,17 @@ class Line:
     async def _connected(self) -> tuple[StreamReader, StreamWriter]:
         async with asyncio.timeout(CONNECT_S):
             reader, writer = await asyncio.open_connection(*self.address)
-            try:
+            with ExitStack() as undo:
+                undo.callback(writer.close)
                 await self._introduced(reader, writer)
-            except BaseException:
-                writer.close()
-                raise
+                undo.pop_all()
         return reader, writer
 
     async def _introduced(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Both show that they know the secret."""
         theirs, ours = await reader.readexactly(NONCE), secrets.token_bytes(NONCE)
-        writer.write(ours + proof(self._secret, theirs))
-        if not hmac.compare_digest(await reader.readexactly(NONCE), proof(self._secret, ours)):
+        writer.write(ours + proof(self._circle.secret, theirs))
+        if not hmac.compare_digest(await reader.readexactly(NONCE), proof(self._circle.secret, ours)):
             raise FrameError("it does not know the secret")
 
     async def _hear(self, reader: StreamReader) -> None:
@@ -150,7 +153,7 @@ class Line:
         self._writer, self.reasons = None, ()
         for future in self._asked.values():
             future.set_exception(ConnectionError(f"replica {self.name} was lost"))
-        self._listener.lost(self)
+        self._circle.listener.lost(self)
         self.candidate = Candidate(self.name)
 
     # What it may say
@@ -163,9 +166,9 @@ class Line:
         self._pause = FIRST_PAUSE_S
         kept, self.block = cache
         self.candidate = Candidate(name, kept)
-        self.models = {model.name: model for model in (self._shelf.model(*told) for told in models)}
+        self.models = {model.name: model for model in (self._circle.model(*told) for told in models)}
         self.broken, self.leaving = broken, not self._listed
-        self._listener.joined(self)
+        self._circle.listener.joined(self)
 
     def _load(self, elsewhere: int, reasons: Sequence[str]) -> None:
         self.candidate.elsewhere, self.reasons = elsewhere, reasons

@@ -9,8 +9,9 @@ import asyncio
 import hmac
 import logging
 import secrets
+import socket
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -22,12 +23,13 @@ from service.engine.worker import Ended, StepReport
 from service.errors import PolyheadError, Unavailable
 from service.fleet.frames import NONCE, VERSION, Begun, FrameError, frame, packed, proof, read
 from service.fleet.routing import Ask, Candidate
+from service.fleet.window import Window
 from service.guide import Asked
 from service.loader import Executed
 from service.metrics import Metrics
 from service.model import Model, concerning
 from service.place import placed
-from service.process import Books
+from service.process import WAITING, Books
 from service.registry import Registry
 from service.request import Done, Duty, Event, Failed, Generate, Request, Token
 from service.serve import unchanged
@@ -74,16 +76,28 @@ class Replica:
         """Tokens that are still to be computed of all that was asked."""
         return sum(visitor.ledger.queued for visitor in self._visitors)
 
-    async def start(self, host: str, port: int = 0) -> int:
-        """Listen, at once, and load; the port.  Raises Unavailable where no model could be loaded."""
+    async def start(self, host: str, ports: Iterable[int] = (0,)) -> int:
+        """Load, then listen on the first of `ports` that is free, and for whoever looks on the next; the first.
+
+        Raises Unavailable where no model could be loaded, OSError where no port is free.
+        """
         self.engine.start()
         await self.registry.load_all()
         if not self.registry.models():
             states = self.registry.states()
             raise Unavailable("; ".join(f"{name}: {state.why}" for name, state in states.items()))
-        self._listener = await asyncio.start_server(self._visited, host, port)
+        asked, seen = listening(host, ports), listening(host, ports)
+        self._listener = await asyncio.start_server(self._visited, sock=asked)
+        self._window = Window(self.server, seen)
+        await self._window.open()
         self._beating = asyncio.create_task(self._beat())
-        return int(self._listener.sockets[0].getsockname()[1])
+        log.info("%s answers on %s:%d, its metrics are on %s:%d", self.name, *asked.getsockname(), *seen.getsockname())
+        self.seen = f"{host}:{seen.getsockname()[1]}"
+        return int(asked.getsockname()[1])
+
+    def failing(self) -> list[str]:
+        """Why it should be replaced."""
+        return self.server.dying() + [f"{model} cannot compute any more" for model in self.engine.failing()]
 
     async def close(self) -> None:
         """Take nothing new, so that whoever is connected asks elsewhere; then leave, once what is in flight has had its
@@ -98,6 +112,7 @@ class Replica:
         await self.engine.close(self._drain)
         await asyncio.sleep(0)  # what was said last is on its way
         self._beating.cancel()
+        await self._window.close()
         for visitor in list(self._visitors):
             await visitor.close()
         self.server.text.close()
@@ -136,6 +151,17 @@ class Replica:
             reasons = self.server.unready()
             for visitor in self._visitors:
                 visitor.tell("load", self.queued - visitor.ledger.queued, tuple(reasons))
+
+
+def listening(host: str, ports: Iterable[int]) -> socket.socket:
+    """A socket on the first port that is free.  Raises OSError where none is."""
+    taken: OSError | None = None
+    for port in ports:
+        try:
+            return socket.create_server((host, port), backlog=WAITING)
+        except OSError as error:
+            taken = error
+    raise OSError(f"no port is free on {host}: {taken}")
 
 
 async def admit(secret: str, reader: StreamReader, writer: StreamWriter) -> None:

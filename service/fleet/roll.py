@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 
 from service.errors import NotFound, PolyheadError, Unavailable
-from service.fleet.line import Address, Line, Listener, Shelf
+from service.fleet.line import Address, Circle, Line
 from service.model import Known, Model, State
 from service.offer import Offer
 
@@ -19,15 +19,14 @@ log = logging.getLogger("polyhead.fleet")
 class Roll:
     """`names` are those of the models that replicas are to serve."""
 
-    def __init__(self, names: Sequence[str], secret: str, random: Random) -> None:
-        self._names, self._secret, self._random = tuple(names), secret, random
+    def __init__(self, names: Sequence[str], circle: Circle, random: Random) -> None:
+        self._names, self._circle, self._random = tuple(names), circle, random
         self._lines: dict[tuple[str, str], Line] = {}  # by deployment and replica
-        self._shelf = Shelf({})
 
     def __iter__(self) -> Iterator[Line]:
         return iter(self._lines.values())
 
-    def listed(self, deployment: str, replicas: Mapping[str, Address], listener: Listener) -> None:
+    def listed(self, deployment: str, replicas: Mapping[str, Address]) -> None:
         """These are all the replicas of a deployment, by name."""
         for key, line in list(self._lines.items()):
             if key[0] == deployment and replicas.get(key[1]) != line.address:
@@ -35,7 +34,7 @@ class Roll:
                 del self._lines[key]
         for name, address in replicas.items():
             if (deployment, name) not in self._lines:
-                self._lines[deployment, name] = Line(name, address, self._secret, listener, self._shelf)
+                self._lines[deployment, name] = Line(name, address, self._circle)
 
     def names(self) -> list[str]:
         return list(self._names)

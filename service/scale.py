@@ -1,0 +1,272 @@
+"""The Ray Serve application: replicas of engines on a cluster, and what speaks for them.
+
+The only module that knows Ray.  The one idea: Ray places replicas, asks how they are, counts them up and down and
+replaces them; requests and tokens never pass through it (service.fleet), so what it costs, it costs when something
+changes.  A replica says where it is to be reached by what Ray calls routing statistics.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from secrets import token_urlsafe
+from typing import Any
+
+import ray
+from ray import serve as ray_serve
+from ray.experimental import internal_kv
+from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
+from ray.serve.handle import DeploymentHandle
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
+from service import logs, quickstart
+from service.api.record import UNTRACED, Traces
+from service.fleet.autoscaling import QUEUED, ByTokens
+from service.fleet.fleet import Fleet
+from service.fleet.ingress import assemble
+from service.fleet.line import Address
+from service.names import trunk_of
+from service.process import GRACE, Clock, Process, bound, share_the_interpreter
+from service.settings import LIBRARY_DEFAULTS, Settings, SettingsError, read
+from service.upkeep import age
+
+NAMESPACE = "polyhead"
+KEY = b"polyhead.fleet.secret"  # where the cluster keeps it
+LOOK_S = 0.5  # how often replicas are asked where they are
+HEALTH_S, PATIENCE_S = 2.0, 30.0
+INGRESS_CPUS = 0.5
+PACE = {"metrics_interval_s": 1.0, "look_back_period_s": 5.0, "upscale_delay_s": 5.0, "downscale_delay_s": 60.0}
+HIDDEN = "address"  # what a replica calls where it is to be reached
+
+Told = Callable[[Mapping[str, Address]], None]
+
+log = logging.getLogger("polyhead.scale")
+
+# Who hears which replicas a deployment has, by its name: Ray makes the routers, and this is where they find us.
+LISTENERS: dict[str, Told] = {}
+
+
+class Finder(RequestRouter):
+    """Told of the replicas of a deployment by Ray, as any router is, and tells us."""
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,  # noqa: ARG002
+    ) -> list[list[RunningReplica]]:
+        return [candidate_replicas]
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        from service.scale import LISTENERS  # Ray makes this class anew, with globals of its own
+
+        if (told := LISTENERS.get(self._deployment_id.name)) is not None:
+            known = {replica.replica_id.unique_id: replica.routing_stats.get(HIDDEN) for replica in replicas}
+            told({name: (address[0], address[1]) for name, address in known.items() if address})
+
+
+class Engines:
+    """A replica: an engine, the models of its deployment, and the port where it is asked."""
+
+    async def __init__(self, settings: Settings, secret: str) -> None:  # type: ignore[misc]
+        logs.configure(settings.log_format, settings.log_level)
+        from service.fleet.replica import Replica  # which is torch, that nobody else here needs
+
+        name = ray_serve.get_replica_context().replica_id.unique_id
+        self.replica = Replica(with_threads(settings), name, secret)
+        host = ray.util.get_node_ip_address()
+        self.address = host, await self.replica.start(host, settings.ports)
+
+    async def greet(self) -> str:
+        """Somebody is there."""
+        return self.replica.name
+
+    def record_routing_stats(self) -> dict[str, Any]:
+        return {HIDDEN: self.address}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        return {QUEUED: float(self.replica.queued)}
+
+    def check_health(self) -> None:
+        """As /livez, and what the engine has found by trying: a model that cannot compute any more."""
+        reasons = self.replica.failing()
+        if reasons:
+            raise RuntimeError("; ".join(reasons))
+
+    async def __del__(self) -> None:
+        """Ray has taken it off the list: it finishes what it has begun."""
+        if hasattr(self, "address"):
+            await self.replica.close()
+
+
+class Delegate:
+    """An application that Ray makes before there is ours."""
+
+    app: Any = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "lifespan":
+            await self.app(scope, receive, send)
+            return
+        for stage in ("startup", "shutdown"):  # of which our own hears from its deployment
+            await receive()
+            await send({"type": f"lifespan.{stage}.complete"})
+
+
+DELEGATE = Delegate()
+
+
+@ray_serve.ingress(lambda: DELEGATE)
+class Ingress:
+    """What speaks HTTP, behind Ray's own proxy; as many of them as are wanted."""
+
+    async def __init__(self, settings: Settings, secret: str, **handles: DeploymentHandle) -> None:  # type: ignore[misc]
+        logs.configure(settings.log_format, settings.log_level)
+        share_the_interpreter()
+        self.app = assemble(settings, secret, lambda fleet: found(fleet, handles))
+        self.life = self.app.router.lifespan_context(self.app)
+        await self.life.__aenter__()
+        DELEGATE.app = self.app
+
+    def check_health(self) -> None:
+        if reasons := self.app.state.server.dying():
+            raise RuntimeError("; ".join(reasons))
+
+    async def __del__(self) -> None:
+        if DELEGATE.app is not None:
+            await self.life.__aexit__(None, None, None)
+
+
+async def found(fleet: Fleet, handles: Mapping[str, DeploymentHandle]) -> None:
+    """For ever: tell the fleet which replicas each deployment has."""
+    loop = asyncio.get_running_loop()
+
+    def told(name: str) -> Told:
+        def tell(replicas: Mapping[str, Address]) -> None:
+            with suppress(RuntimeError):  # nobody listens any more
+                loop.call_soon_threadsafe(fleet.listed, name, replicas)
+
+        return tell
+
+    for name, handle in handles.items():
+        LISTENERS[handle.deployment_name] = told(name)
+    # A handle has no router before it is used.
+    await asyncio.gather(*(handle.greet.remote() for handle in handles.values()))
+    await asyncio.Event().wait()
+
+
+def with_threads(settings: Settings) -> Settings:
+    """A replica computes on the cores that Ray keeps for it, however many the machine has."""
+    threads = settings.threads or max(int(settings.replica_cpus), 1)
+    return settings.model_copy(update={"threads": threads})
+
+
+def parts(settings: Settings) -> dict[str, Settings]:
+    """What each deployment loads: a model, and the adapters that are laid over it."""
+    divided: dict[str, Settings] = {}
+    for trunk in (name for name in settings.models if not trunk_of(name)):
+        own = {name: source for name, source in settings.models.items() if trunk in (name, trunk_of(name))}
+        drafts = {name: source for name, source in settings.drafts.items() if name == trunk}
+        divided[trunk] = settings.model_copy(update={"models": own, "drafts": drafts, "weights": {}})
+    return divided
+
+
+def engines(name: str, settings: Settings, secret: str) -> ray_serve.Application:
+    """A deployment of replicas."""
+    low, high = settings.bounds
+    policy = AutoscalingPolicy(policy_function=ByTokens, policy_kwargs={"target": settings.queued_tokens})
+    counted = AutoscalingConfig(min_replicas=low, max_replicas=high, policy=policy, **PACE) if low < high else None
+    deployment = ray_serve.deployment(
+        name=name,
+        num_replicas=None if counted else low,
+        autoscaling_config=counted,
+        ray_actor_options={
+            "num_cpus": settings.replica_cpus,
+            "num_gpus": settings.replica_gpus,
+            "runtime_env": {"env_vars": dict(LIBRARY_DEFAULTS)},
+        },
+        health_check_period_s=HEALTH_S,
+        health_check_timeout_s=PATIENCE_S,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=settings.drain_seconds + GRACE,
+        request_router_config=RequestRouterConfig(request_router_class=Finder, request_routing_stats_period_s=LOOK_S),
+    )
+    return deployment(Engines).bind(settings, secret)
+
+
+def application(args: Mapping[str, Any]) -> ray_serve.Application:
+    """What `serve run service.scale:application` and config files deploy; `args` are settings, as in polyhead's file.
+
+    A deployment for every model, named like it, and one named Ingress.
+    """
+    settings = known(read(args))
+    secret = secret_of(settings)
+    deployments = {name: engines(name, own, secret) for name, own in parts(settings).items()}
+    ingress = ray_serve.deployment(
+        name="Ingress",
+        max_ongoing_requests=settings.max_connections,
+        ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": dict(LIBRARY_DEFAULTS)}},
+        graceful_shutdown_timeout_s=settings.drain_seconds + GRACE,
+    )
+    return ingress(Ingress).bind(
+        settings, secret, **{f"of_{number}": one for number, one in enumerate(deployments.values())}
+    )
+
+
+def known(settings: Settings) -> Settings:
+    """With the quick-start models where none are named."""
+    if settings.models:
+        return settings
+    quickstart.fetch_all(settings.model_dir)
+    return settings.model_copy(update={"models": quickstart.sources(settings.model_dir)})
+
+
+def secret_of(settings: Settings) -> str:
+    """What all of one cluster know: given, or made by whoever comes first and kept by Ray."""
+    if given := settings.fleet_secret.get_secret_value():
+        return given
+    internal_kv._internal_kv_put(KEY, token_urlsafe(32).encode(), overwrite=False, namespace=NAMESPACE.encode())
+    kept = internal_kv._internal_kv_get(KEY, namespace=NAMESPACE.encode())
+    return kept.decode()
+
+
+def serve(settings: Settings, traces: Traces = UNTRACED) -> int:
+    """`polyhead serve --ray`: replicas on a cluster, HTTP here.  Returns and raises as service.serve.serve does."""
+    imported = age()
+    listener = bound(settings.host, settings.port)
+    settings = known(settings)
+    clock = Clock(imported, age())
+    joined(settings)
+    secret = secret_of(settings)
+    targets = [
+        ray_serve.RunTarget(engines(name, own, secret), name=f"polyhead-{name}", route_prefix=None)
+        for name, own in parts(settings).items()
+    ]
+    ray_serve.start(proxy_location="Disabled")
+    ray_serve.run_many(targets, wait_for_applications_running=False)
+    handles = {name: ray_serve.get_deployment_handle(name, f"polyhead-{name}") for name in parts(settings)}
+
+    async def find(fleet: Fleet) -> None:
+        finding = asyncio.create_task(found(fleet, handles))
+        while not all(state.settled for state in fleet.states().values()):
+            await asyncio.sleep(LOOK_S)
+        process.settled(fleet, clock)
+        await finding
+
+    process = Process(settings, assemble(settings, secret, find, traces=traces), listener)
+    share_the_interpreter()
+    try:
+        process.run(sockets=[listener])
+    finally:
+        process.hanging.cancel()  # what is left is Ray's to end, in its own time
+        if not settings.ray_address:
+            ray_serve.shutdown()
+            ray.shutdown()
+    return process.code
+
+
+def joined(settings: Settings) -> None:
+    """Part of a cluster.  Raises SettingsError where there is none at that address."""
+    try:
+        ray.init(settings.ray_address or "local", namespace=NAMESPACE, include_dashboard=False, log_to_driver=True)
+    except (ConnectionError, ValueError) as error:
+        raise SettingsError(f"ray_address: {settings.ray_address!r}: {error}") from None

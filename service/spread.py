@@ -1,0 +1,69 @@
+"""Settings of models that are spread over processes and machines.
+
+Knows no Ray.  A part of service.settings, which reads them.
+"""
+
+import re
+
+from pydantic import Field, SecretStr, field_validator
+from pydantic_settings import BaseSettings
+
+COUNT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
+
+
+class Spread(BaseSettings):
+    """`bounds` and `ports` are what `replicas` and `replica_ports` say."""
+
+    ray: bool = Field(False, description="Serve replicas on Ray, and speak for them here; needs the extra ray.")
+    ray_address: str = Field(
+        "",
+        description="Of a Ray cluster, auto for the one that this machine is part of; empty: one is started here, and "
+        "ends with the server.",
+    )
+    replicas: str = Field(
+        "1", description="Replicas of each model on Ray; least-most: so many as queued_tokens makes them, as in 1-8."
+    )
+    queued_tokens: int = Field(
+        2048, ge=1, le=1 << 30, description="Tokens queued at each replica, where there may be more or fewer of them."
+    )
+    replica_cpus: float = Field(1, gt=0, le=1024, description="Cores that Ray keeps for a replica, to compute on.")
+    replica_gpus: float = Field(0, ge=0, le=64, description="GPUs that Ray keeps for a replica.")
+    replica_ports: str = Field("", description="Ports that replicas listen on, as in 9100-9199; empty: any free ones.")
+    fleet_secret: SecretStr = Field(
+        SecretStr(""),
+        description="What replicas and those who speak for them know, and nobody else; empty: made and kept by Ray.",
+    )
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The fewest and the most replicas."""
+        return pair(self.replicas)
+
+    @property
+    def ports(self) -> range:
+        """To be tried in this order."""
+        first, last = pair(self.replica_ports or "0")
+        return range(first, last + 1)
+
+    @field_validator("replicas", "replica_ports")
+    @classmethod
+    def pairs_of_numbers(cls, value: str) -> str:
+        if value and not COUNT.fullmatch(value):
+            raise ValueError("must be a number, or two as in 1-8")
+        low, high = pair(value or "0")
+        if low > high:
+            raise ValueError(f"must go from the less to the more, and {low} is more than {high}")
+        return value
+
+    @field_validator("replicas")
+    @classmethod
+    def some(cls, value: str) -> str:
+        if not pair(value or "0")[0]:
+            raise ValueError("must be 1 at least: none is started when somebody asks")
+        return value
+
+
+def pair(text: str) -> tuple[int, int]:
+    found = COUNT.fullmatch(text)
+    assert found is not None
+    return int(found[1]), int(found[2] or found[1])
