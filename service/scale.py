@@ -8,6 +8,7 @@ changes.  A replica says where it is to be reached by what Ray calls routing sta
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from secrets import token_urlsafe
 from typing import Any
 
@@ -222,7 +223,7 @@ def known(settings: Settings) -> Settings:
 
 def secret_of(settings: Settings) -> str:
     """What all of one cluster know: given, or made by whoever comes first and kept by Ray."""
-    if given := settings.fleet_secret.get_secret_value():
+    if given := settings.fleet_key.get_secret_value():
         return given
     internal_kv._internal_kv_put(KEY, token_urlsafe(32).encode(), overwrite=False, namespace=NAMESPACE.encode())
     kept = internal_kv._internal_kv_get(KEY, namespace=NAMESPACE.encode())

@@ -29,7 +29,7 @@ class Spread(BaseSettings):
     replica_cpus: float = Field(1, gt=0, le=1024, description="Cores that Ray keeps for a replica, to compute on.")
     replica_gpus: float = Field(0, ge=0, le=64, description="GPUs that Ray keeps for a replica.")
     replica_ports: str = Field("", description="Ports that replicas listen on, as in 9100-9199; empty: any free ones.")
-    fleet_secret: SecretStr = Field(
+    fleet_key: SecretStr = Field(
         SecretStr(""),
         description="What replicas and those who speak for them know, and nobody else; empty: made and kept by Ray.",
     )
