@@ -50,7 +50,14 @@ def custom(group: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     )
 
 
-WINDOW = closed("stabilizationWindowSeconds", stabilizationWindowSeconds={**COUNT, "maximum": 3600})
+WINDOW = closed(
+    "stabilizationWindowSeconds",
+    stabilizationWindowSeconds={**COUNT, "maximum": 3600},
+    policies=listed(
+        closed("type value periodSeconds", type={"enum": ["Pods", "Percent"]}, value=COUNT, periodSeconds=COUNT)
+    ),
+)
+BEHAVIORS = ["static", "currentReplicas", "currentReplicasIfHigher", "currentReplicasIfLower"]
 # What the chart uses of resources that Kubernetes itself doesn't have: parts of their published definitions, closed.
 CUSTOM = {
     "ScaledObject": custom(
@@ -62,6 +69,9 @@ CUSTOM = {
             minReplicaCount=COUNT,
             maxReplicaCount=COUNT,
             pollingInterval=COUNT,
+            fallback=closed(
+                "failureThreshold replicas", failureThreshold=COUNT, replicas=COUNT, behavior={"enum": BEHAVIORS}
+            ),
             advanced=closed(
                 "", horizontalPodAutoscalerConfig=closed("", behavior=closed("", scaleUp=WINDOW, scaleDown=WINDOW))
             ),
@@ -70,7 +80,10 @@ CUSTOM = {
                     "type metadata",
                     type={"const": "prometheus"},
                     metricType={"enum": ["AverageValue", "Value"]},
-                    metadata=closed("serverAddress query threshold", serverAddress=TEXT, query=TEXT, threshold=TEXT),
+                    metadata=closed(
+                        "serverAddress query threshold",
+                        **dict.fromkeys(("serverAddress", "query", "threshold", "ignoreNullValues"), TEXT),
+                    ),
                 )
             ),
         ),

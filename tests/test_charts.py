@@ -70,6 +70,7 @@ everything_given = pytest.mark.parametrize("values", MATRIX.values(), ids=MATRIX
 REFUSED = {
     "bogus: {}": "'bogus' not allowed",
     "autoscaling: {by: both}": "'none', 'hpa', 'keda'",
+    "autoscaling: {by: keda, tokens: 0, running: 0}": "by one of them pods are counted",
     "autoscaling: {by: hpa, minReplicas: 5}": "autoscaling.minReplicas: 5 is more than autoscaling.maxReplicas, 4",
     "config: {api_key: s3cret}": "config.api_key: a ConfigMap is no place for keys",
     "config: {api_keys: {a: s3cret}}": "config.api_keys: a ConfigMap is no place for keys",
@@ -225,12 +226,31 @@ def test_autoscalers_ask_for_metrics_that_there_are() -> None:
     exposed = {line.split()[2] for line in page.splitlines() if line.startswith("# TYPE")}
     hpa = kinds(rendered(MATRIX["a horizontal autoscaler"]))["HorizontalPodAutoscaler"]["spec"]["metrics"]
     asked = {metric["pods"]["metric"]["name"]: metric["pods"]["target"]["averageValue"] for metric in hpa}
-    assert asked == {"polyhead_requests_waiting": "4", "polyhead_requests_running": "32"}
+    assert asked == {"polyhead_tokens_in_flight": "8192", "polyhead_requests_running": "32"}
     assert asked.keys() <= exposed
     triggers = kinds(rendered(MATRIX["KEDA"]))["ScaledObject"]["spec"]["triggers"]
-    assert {trigger["metadata"]["query"]: trigger["metadata"]["threshold"] for trigger in triggers} == {
-        f'sum({name}{{namespace="prod", service="polyhead"}})': threshold for name, threshold in asked.items()
+    queries = {trigger["metadata"]["query"]: trigger["metadata"]["threshold"] for trigger in triggers}
+    ours = 'namespace="prod", service="polyhead"'
+    assert queries == {
+        f"sum(avg_over_time(polyhead_tokens_in_flight{{{ours}}}[1m]))": "8192",
+        f'sum(avg_over_time(polyhead_requests_running{{{ours}, task="generate"}}[1m]))': "32",
     }
+
+
+def test_what_is_counted_can_be_chosen() -> None:
+    values = {"by": "keda", "tokens": 0, "running": 0, "waiting": 7}
+    (trigger,) = kinds(rendered({"autoscaling": values}))["ScaledObject"]["spec"]["triggers"]
+    assert "polyhead_requests_waiting{" in trigger["metadata"]["query"]
+    assert trigger["metadata"]["threshold"] == "7"
+
+
+def test_who_cannot_see_the_work_stops_nobody() -> None:
+    spec = kinds(rendered({"autoscaling": {"by": "keda", "minReplicas": 2}}))["ScaledObject"]["spec"]
+    assert spec["fallback"]["behavior"] == "currentReplicasIfHigher"
+    assert spec["fallback"]["replicas"] == spec["minReplicaCount"] == 2
+    assert {trigger["metricType"] for trigger in spec["triggers"]} == {"AverageValue"}  # of others it has no fallback
+    # That nothing is said of tokens is no rest; of answers there is nothing to say where only encoders are served.
+    assert [trigger["metadata"]["ignoreNullValues"] for trigger in spec["triggers"]] == ["false", "true"]
 
 
 def test_keys_come_from_a_secret_and_stand_nowhere() -> None:

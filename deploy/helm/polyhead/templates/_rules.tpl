@@ -66,9 +66,3 @@ persistentVolumeClaim: {claimName: {{ .Values.models.claim }}, readOnly: true}
 hostPath: {path: {{ .Values.models.hostPath | quote }}, type: Directory}
 {{- end }}
 {{- end }}
-
-{{- define "polyhead.replicaBounds" -}}
-{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
-{{- fail (printf "autoscaling.minReplicas: %d is more than autoscaling.maxReplicas, %d" (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}
-{{- end }}
-{{- end }}

@@ -1,0 +1,43 @@
+{{- /* By what replicas are counted, and how quickly: the same whoever counts. */ -}}
+
+{{- /* What each of them may have to do, as metrics of the server: {triggers: [{metric, labels, target, always}]}; what is
+always there is missed where it is not. */ -}}
+{{- define "polyhead.triggers" -}}
+{{- $by := .Values.autoscaling }}
+{{- if not (or $by.tokens $by.running $by.waiting) }}
+{{- fail "autoscaling: tokens, running and waiting are all 0; by one of them pods are counted" }}
+{{- end }}
+triggers:
+{{- with $by.tokens }}
+  - {metric: polyhead_tokens_in_flight, labels: {}, target: {{ int . }}, always: true}
+{{- end }}
+{{- with $by.running }}
+  - {metric: polyhead_requests_running, labels: {task: generate}, target: {{ int . }}, always: false}
+{{- end }}
+{{- with $by.waiting }}
+  - {metric: polyhead_requests_waiting, labels: {}, target: {{ int . }}, always: true}
+{{- end }}
+{{- end }}
+
+{{- /* The sum of a trigger's metric over the pods of this release, in PromQL. */ -}}
+{{- define "polyhead.work" -}}
+{{- $matching := list (printf "namespace=%q" .root.Release.Namespace) (printf "service=%q" (include "polyhead.fullname" .root)) }}
+{{- range $label, $value := .trigger.labels }}
+{{- $matching = append $matching (printf "%s=%q" $label $value) }}
+{{- end }}
+{{- printf "sum(avg_over_time(%s{%s}[1m]))" .trigger.metric (join ", " $matching) }}
+{{- end }}
+
+{{- define "polyhead.scaling" -}}
+scaleUp: {stabilizationWindowSeconds: 0}
+scaleDown:
+  stabilizationWindowSeconds: {{ .Values.autoscaling.downAfterSeconds }}
+  # A pod that is stopped takes its cache along, and another takes minutes to load.
+  policies: [{type: Pods, value: 1, periodSeconds: 60}]
+{{- end }}
+
+{{- define "polyhead.replicaBounds" -}}
+{{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
+{{- fail (printf "autoscaling.minReplicas: %d is more than autoscaling.maxReplicas, %d" (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}
+{{- end }}
+{{- end }}
