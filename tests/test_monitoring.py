@@ -182,14 +182,23 @@ def test_no_panel_lies_over_another() -> None:
     assert len(titles) == len(set(titles))
 
 
+def test_every_panel_can_be_narrowed_to_one_server() -> None:
+    """But for what is recorded of all of them together, and what an ingress says of replicas."""
+    wide = {panel["title"] for panel in PANELS if any("$instance" not in target["expr"] for target in panel["targets"])}
+    assert wide == {
+        *("Failures", "Turned away", "Error budget"),
+        *("Replicas", "Queued tokens by replica", "Imbalance", "Routing", "Replicas lost"),
+    }
+
+
 def test_the_dashboard_is_for_whoever_has_a_prometheus() -> None:
     names = [variable["name"] for variable in DASHBOARD["templating"]["list"]]
-    assert names == ["datasource", "job", "model", "task"]
+    assert names == ["datasource", "job", "model", "task", "instance"]
     used = set(re.findall(r"\$\{?(\w+)", json.dumps(PANELS)))
     assert used == {*names, "__rate_interval"}
     assert DASHBOARD["schemaVersion"] >= 41
     rows = [panel["title"] for panel in DASHBOARD["panels"] if panel["type"] == "row"]
     assert rows == [
         *("Overview", "Latency", "Queue and admission", "Engine", "Cache", "Speculation"),
-        *("Keys", "Failures", "Process"),
+        *("Replicas", "Keys", "Failures", "Process"),
     ]

@@ -105,7 +105,7 @@ def targets() -> list[tuple[str, str]]:
 
 def as_grafana_asks(expression: str, models: str = ".*") -> str:
     """Variables become what Grafana puts in their place; with 15 s between scrapes its rates look back a minute."""
-    values = {"$__rate_interval": "1m", "$job": ".+", "$model": models, "$task": ".*"}
+    values = {"$__rate_interval": "1m", "$job": ".+", "$model": models, "$task": ".*", "$instance": ".*"}
     for name, value in values.items():
         expression = expression.replace(name, value)
     assert "$" not in expression
@@ -158,6 +158,7 @@ def test_every_variable_has_values(watched: Watched) -> None:
     assert found["job"] == {"polyhead"}
     assert found["model"] >= {"chat", "judge"}
     assert found["task"] >= {"generate", "classify"}
+    assert found["instance"] == {watched.server.url.removeprefix("http://")}
 
 
 def test_every_recording_rule_records(watched: Watched) -> None:

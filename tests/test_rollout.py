@@ -33,7 +33,6 @@ def test_an_update_fails_no_request(long_generator: Path, tiny_classifier: Path)
             async with load(pods.url, Asked(tokens=100)) as report:
                 gone = await roll(pods, start, long)
                 await report.more(1)
-            print("REPORT", report.answered, report.longest, [(p.code, p.seconds, p.open) for p in gone])
             assert not report.failures
             assert not pods.unserved
             assert len(pods.pods) == len(first)

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from panels import ROWS, Panel
+from panel import Panel
+from panels import ROWS
 
 SCHEMA_VERSION = 42  # of Grafana's JSON
 WIDTH = 24  # columns of its grid
@@ -21,6 +22,7 @@ VARIABLES = {
     "job": "label_values(polyhead_model_ready, job)",
     "model": 'label_values(polyhead_requests_received_total{job=~"$job"}, model)',
     "task": 'label_values(polyhead_requests_received_total{job=~"$job",model=~"$model"}, task)',
+    "instance": 'label_values(polyhead_build_info{job=~"$job"}, instance)',
 }
 
 

@@ -5,51 +5,8 @@ sentence that says how to read it, and queries; where it stands follows from the
 a real Prometheus.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-JOB = 'job=~"$job"'
-MODEL = f'{JOB},model=~"$model",task=~"$task"'
-
-Query = tuple[str, str]  # PromQL, and how its series are called
-
-
-@dataclass(frozen=True)
-class Panel:
-    """`width` is in columns of 24; `red` the value from which a figure alarms."""
-
-    title: str
-    unit: str
-    about: str
-    queries: Sequence[Query]
-    kind: str = "timeseries"
-    width: int = 8
-    stacked: bool = False
-    red: float | None = None
-
-
-def per_second(counter: str, by: str, matching: str = MODEL) -> str:
-    return f"sum by ({by}) (rate({counter}{{{matching}}}[$__rate_interval]))"
-
-
-def total(gauge: str, by: str, matching: str = MODEL) -> str:
-    return f"sum by ({by}) ({gauge}{{{matching}}})"
-
-
-def quantiles(histogram: str, by: str = "model, task", extra: str = "", matching: str = MODEL) -> list[Query]:
-    series = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
-    rates = per_second(f"{histogram}_bucket", f"le, {by}", matching + extra)
-    return [(f"histogram_quantile({q / 100}, {rates})", f"{series} p{q}") for q in (50, 95, 99)]
-
-
-def mean(histogram: str) -> str:
-    above, below = (per_second(f"{histogram}_{part}", "model, task") for part in ("sum", "count"))
-    return f"{above} / {below}"
-
-
-def stat(title: str, unit: str, about: str, query: Query, red: float | None = None) -> Panel:
-    return Panel(title, unit, about, [query], "stat", 4, red=red)
-
+from panel import JOB, MODEL, TOGETHER, Panel, mean, per_second, quantiles, stat, total
+from replicas import REPLICAS
 
 BOTH = "{{model}} {{task}}"
 ROWS: dict[str, list[Panel]] = {
@@ -72,14 +29,14 @@ ROWS: dict[str, list[Panel]] = {
             "Failures",
             "percentunit",
             "Part of requests that failed through our fault in five minutes; the objective is 0.1 %.",
-            (f"max(job:polyhead_errors:ratio_rate5m{{{JOB}}})", ""),
+            (f"max(job:polyhead_errors:ratio_rate5m{{{TOGETHER}}})", ""),
             red=0.001,
         ),
         stat(
             "Turned away",
             "percentunit",
             "Part of requests answered 429 in five minutes, because as much was in flight as the bounds allow.",
-            (f"max(job:polyhead_overloaded:ratio_rate5m{{{JOB}}})", ""),
+            (f"max(job:polyhead_overloaded:ratio_rate5m{{{TOGETHER}}})", ""),
             red=0.05,
         ),
         Panel(
@@ -101,7 +58,7 @@ ROWS: dict[str, list[Panel]] = {
             "percentunit",
             "Part of requests that fail through our fault; above 0.1 % the budget of 30 days is overspent.",
             [
-                (f"job:polyhead_errors:ratio_rate{window}{{{JOB}}}", f"{{{{job}}}} {window}")
+                (f"job:polyhead_errors:ratio_rate{window}{{{TOGETHER}}}", f"{{{{job}}}} {window}")
                 for window in ("1h", "6h", "3d")
             ],
         ),
@@ -136,7 +93,7 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Running",
             "short",
-            "Texts and prompts being computed; a generator advances max_running at once, at most.",
+            "Texts and prompts being computed; a generator advances max_running at once on each server, at most.",
             [(total("polyhead_requests_running", "model, task"), BOTH)],
         ),
         Panel(
@@ -148,13 +105,13 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "HTTP requests in flight",
             "short",
-            "Admitted and not answered; bounded by max_requests.",
+            "Admitted and not answered; bounded by max_requests on each server.",
             [(total("polyhead_http_requests_in_flight", "instance", JOB), "{{instance}}")],
         ),
         Panel(
             "Tokens in flight",
             "short",
-            "Of texts and prompts not answered yet; bounded by max_tokens_in_flight.",
+            "Of texts and prompts not answered yet: what servers are counted by; bounded by max_tokens_in_flight.",
             [(total("polyhead_tokens_in_flight", "instance", JOB), "{{instance}}")],
         ),
         Panel(
@@ -192,10 +149,11 @@ ROWS: dict[str, list[Panel]] = {
         Panel(
             "Time by stage",
             "percentunit",
-            "Of each second, how much goes to what; forward near 1 means that the engine is busy all the time.",
+            "Of each second of a server, how much goes to what; forward near 1 means that its engine is always busy.",
             [
                 (
-                    per_second("polyhead_stage_seconds_sum", "model, stage", f'{MODEL},stage!="queue"'),
+                    "avg by (model, stage) "
+                    f'(rate(polyhead_stage_seconds_sum{{{MODEL},stage!="queue"}}[$__rate_interval]))',
                     "{{model}} {{stage}}",
                 )
             ],
@@ -283,6 +241,7 @@ ROWS: dict[str, list[Panel]] = {
             width=12,
         ),
     ],
+    "Replicas": REPLICAS,
     "Keys": [
         Panel(
             "Requests by key",

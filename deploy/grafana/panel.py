@@ -1,0 +1,51 @@
+"""What a panel of the Grafana dashboard is, and the queries that many of them share.
+
+Knows neither Grafana's JSON (dashboard.py) nor which panels there are (panels.py).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+TOGETHER = 'job=~"$job"'  # what is recorded of all servers of a job
+JOB = f'{TOGETHER},instance=~"$instance"'
+MODEL = f'{JOB},model=~"$model",task=~"$task"'
+ROUTED = f'{TOGETHER},model=~"$model"'  # what an ingress says, whose instance is its own and none of the replicas'
+
+Query = tuple[str, str]  # PromQL, and how its series are called
+
+
+@dataclass(frozen=True)
+class Panel:
+    """`width` is in columns of 24; `red` the value from which a figure alarms."""
+
+    title: str
+    unit: str
+    about: str
+    queries: Sequence[Query]
+    kind: str = "timeseries"
+    width: int = 8
+    stacked: bool = False
+    red: float | None = None
+
+
+def per_second(counter: str, by: str, matching: str = MODEL) -> str:
+    return f"sum by ({by}) (rate({counter}{{{matching}}}[$__rate_interval]))"
+
+
+def total(gauge: str, by: str, matching: str = MODEL) -> str:
+    return f"sum by ({by}) ({gauge}{{{matching}}})"
+
+
+def quantiles(histogram: str, by: str = "model, task", extra: str = "", matching: str = MODEL) -> list[Query]:
+    series = " ".join(f"{{{{{label}}}}}" for label in by.split(", "))
+    rates = per_second(f"{histogram}_bucket", f"le, {by}", matching + extra)
+    return [(f"histogram_quantile({q / 100}, {rates})", f"{series} p{q}") for q in (50, 95, 99)]
+
+
+def mean(histogram: str) -> str:
+    above, below = (per_second(f"{histogram}_{part}", "model, task") for part in ("sum", "count"))
+    return f"{above} / {below}"
+
+
+def stat(title: str, unit: str, about: str, query: Query, red: float | None = None) -> Panel:
+    return Panel(title, unit, about, [query], "stat", 4, red=red)
