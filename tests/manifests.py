@@ -135,6 +135,78 @@ CUSTOM = {
     ),
 }
 
+SECRET = closed("name key", name=TEXT, key=TEXT)
+POD = {"type": "object", "required": ["metadata", "spec"]}  # what Kubernetes itself knows: `pods_of`
+GROUP = closed(
+    "groupName replicas minReplicas maxReplicas rayStartParams template",
+    groupName=TEXT,
+    replicas=COUNT,
+    minReplicas=COUNT,
+    maxReplicas=COUNT,
+    rayStartParams=TEXTS,
+    template=POD,
+)
+CUSTOM |= {
+    "RayService": custom(
+        "ray.io/v1",
+        "RayService",
+        closed(
+            "serveConfigV2 rayClusterConfig",
+            serveConfigV2=TEXT,
+            upgradeStrategy=closed("type", type={"enum": ["NewCluster", "NewClusterWithIncrementalUpgrade", "None"]}),
+            rayClusterDeletionDelaySeconds=COUNT,
+            excludeHeadPodFromServeSvc={"type": "boolean"},
+            serveService={"type": "object"},
+            rayClusterConfig=closed(
+                "headGroupSpec",
+                rayVersion=TEXT,
+                authOptions=closed("", mode={"enum": ["disabled", "token"]}),
+                enableInTreeAutoscaling={"type": "boolean"},
+                autoscalerOptions=closed(
+                    "",
+                    version={"enum": ["v1", "v2"]},
+                    idleTimeoutSeconds=COUNT,
+                    imagePullPolicy={"enum": ["Always", "IfNotPresent", "Never"]},
+                    securityContext={"type": "object"},
+                ),
+                gcsFaultToleranceOptions=closed(
+                    "redisAddress",
+                    redisAddress=TEXT,
+                    redisPassword=closed("", valueFrom=closed("", secretKeyRef=SECRET)),
+                ),
+                headGroupSpec=closed("rayStartParams template", rayStartParams=TEXTS, template=POD),
+                workerGroupSpecs=listed(GROUP),
+            ),
+        ),
+    ),
+    "ScrapeConfig": custom(
+        "monitoring.coreos.com/v1alpha1",
+        "ScrapeConfig",
+        closed(
+            "",
+            staticConfigs=listed(closed("targets", targets=listed(TEXT), labels=TEXTS)),
+            relabelings=listed(closed("", action={"enum": ["replace"]}, targetLabel=TEXT, replacement=TEXT)),
+            metricsPath=TEXT,
+            scrapeInterval=TEXT,
+            authorization=closed("credentials", credentials=SECRET),
+        ),
+    ),
+}
+
+
+def pods_of(service: Manifest) -> dict[str, Manifest]:
+    """Of a RayService: the template of its head, and of each group of workers by its name."""
+    cluster = service["spec"]["rayClusterConfig"]
+    groups = {group["groupName"]: group["template"] for group in cluster["workerGroupSpecs"]}
+    return {"": cluster["headGroupSpec"]["template"], **groups}
+
+
+def inside(manifest: Manifest) -> list[Manifest]:
+    """What of Kubernetes' own a RayService carries: each as it would stand alone."""
+    service = {"apiVersion": "v1", "kind": "Service", **manifest["spec"]["serveService"]}
+    pods = [{**pod, "metadata": {"name": "pod", **pod["metadata"]}} for pod in pods_of(manifest).values()]
+    return [service, *({"apiVersion": "v1", "kind": "Pod", **pod} for pod in pods)]
+
 
 def tool(name: str) -> str:
     own = Path(sys.prefix) / "tools" / name
@@ -193,6 +265,8 @@ def checked(manifest: str) -> None:
     content = json.loads(manifest)
     if content["kind"] in CUSTOM:
         jsonschema.validate(content, CUSTOM[content["kind"]])
+        for part in inside(content) if content["kind"] == "RayService" else []:
+            validate(part)
         return
     for version in VERSIONS:
         kubernetes_validate.validate(content, version, strict=True)

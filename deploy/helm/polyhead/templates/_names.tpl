@@ -43,7 +43,7 @@ labels:
 {{- if .Values.image.digest }}
 {{- printf "%s@%s" .Values.image.repository .Values.image.digest }}
 {{- else }}
-{{- $variant := ternary "-gpu" "" (gt (int .Values.gpu.count) 0) }}
+{{- $variant := printf "%s%s" (ternary "-gpu" "" (gt (int .Values.gpu.count) 0)) (ternary "-ray" "" .Values.ray.enabled) }}
 {{- printf "%s:%s" .Values.image.repository (.Values.image.tag | default (printf "%s%s" .Chart.AppVersion $variant)) }}
 {{- end }}
 {{- end }}

@@ -1,6 +1,18 @@
 {{- define "polyhead.pod" -}}
 serviceAccountName: {{ include "polyhead.serviceAccount" . }}
 automountServiceAccountToken: false
+{{ include "polyhead.podTerms" . }}
+containers:
+  - name: polyhead
+    {{- include "polyhead.container" . | nindent 4 }}
+volumes:
+  - name: config
+    configMap: {name: {{ include "polyhead.fullname" . }}}
+  {{- include "polyhead.volumes" . | nindent 2 }}
+{{- end }}
+
+{{- /* On what terms a pod is there, and where. */ -}}
+{{- define "polyhead.podTerms" -}}
 enableServiceLinks: false
 terminationGracePeriodSeconds: {{ include "polyhead.graceSeconds" . }}
 securityContext:
@@ -43,11 +55,6 @@ topologySpreadConstraints:
         {{- include "polyhead.selector" $ | nindent 8 }}
   {{- end }}
 {{- end }}
-containers:
-  - name: polyhead
-    {{- include "polyhead.container" . | nindent 4 }}
-volumes:
-  {{- include "polyhead.volumes" . | nindent 2 }}
 {{- end }}
 
 {{- define "polyhead.container" -}}
@@ -94,21 +101,29 @@ lifecycle:
 {{- end }}
 resources:
   {{- include "polyhead.resources" . | nindent 2 }}
+{{- include "polyhead.security" . | nindent 0 }}
+volumeMounts:
+  - {name: config, mountPath: /etc/polyhead, readOnly: true}
+  {{- include "polyhead.mounts" . | nindent 2 }}
+{{- end }}
+
+{{- define "polyhead.security" -}}
 securityContext:
   allowPrivilegeEscalation: false
   privileged: false
   readOnlyRootFilesystem: true
   capabilities: {drop: [ALL]}
-volumeMounts:
-  - {name: config, mountPath: /etc/polyhead, readOnly: true}
-  - {name: cache, mountPath: /cache}
-  - {name: tmp, mountPath: /tmp}
-  {{- if .Values.keys.fileSecret }}
-  - {name: keys, mountPath: /etc/polyhead-keys, readOnly: true}
-  {{- end }}
-  {{- if include "polyhead.modelVolume" . }}
-  - {name: models, mountPath: /models, readOnly: true}
-  {{- end }}
+{{- end }}
+
+{{- define "polyhead.mounts" -}}
+- {name: cache, mountPath: /cache}
+- {name: tmp, mountPath: /tmp}
+{{- if .Values.keys.fileSecret }}
+- {name: keys, mountPath: /etc/polyhead-keys, readOnly: true}
+{{- end }}
+{{- if include "polyhead.modelVolume" . }}
+- {name: models, mountPath: /models, readOnly: true}
+{{- end }}
 {{- end }}
 
 {{- define "polyhead.resources" -}}
@@ -122,8 +137,6 @@ limits:
 {{- end }}
 
 {{- define "polyhead.volumes" -}}
-- name: config
-  configMap: {name: {{ include "polyhead.fullname" . }}}
 - name: tmp
   emptyDir: {sizeLimit: 1Gi}
 - name: cache

@@ -36,6 +36,16 @@ scaleDown:
   policies: [{type: Pods, value: 1, periodSeconds: 60}]
 {{- end }}
 
+{{- /* Who counts replicas has to be who starts them. */ -}}
+{{- define "polyhead.counted" -}}
+{{- if and .Values.ray.enabled (has .Values.autoscaling.by (list "hpa" "keda")) }}
+{{- fail (printf "autoscaling.by: %s counts pods, and with ray.enabled Ray counts replicas; choose ray or none" .Values.autoscaling.by) }}
+{{- end }}
+{{- if and (not .Values.ray.enabled) (eq .Values.autoscaling.by "ray") }}
+{{- fail "autoscaling.by: ray needs ray.enabled; choose keda, hpa or none" }}
+{{- end }}
+{{- end }}
+
 {{- define "polyhead.replicaBounds" -}}
 {{- if gt (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas) }}
 {{- fail (printf "autoscaling.minReplicas: %d is more than autoscaling.maxReplicas, %d" (int .Values.autoscaling.minReplicas) (int .Values.autoscaling.maxReplicas)) }}

@@ -1,0 +1,138 @@
+{{- /* What a RayService is made of: the file that Ray Serve reads, and the pods of head and workers. */ -}}
+
+{{- define "polyhead.rayRules" -}}
+{{- if not .Values.config.models }}
+{{- fail "config.models: with ray.enabled name the models; there is no quick start on Ray" }}
+{{- end }}
+{{- if and (eq .Values.autoscaling.by "ray") (not .Values.autoscaling.tokens) }}
+{{- fail "autoscaling.tokens: 0, and by them alone Ray counts replicas" }}
+{{- end }}
+{{- if .Values.extraArgs }}
+{{- fail "extraArgs: with ray.enabled there is no command line; put settings under config" }}
+{{- end }}
+{{- if gt (len (include "polyhead.fullname" .)) 47 }}
+{{- fail (printf "fullnameOverride: KubeRay takes names of at most 47 characters, and %s has %d" (include "polyhead.fullname" .) (len (include "polyhead.fullname" .))) }}
+{{- end }}
+{{- range $pool, $names := .Values.ray.pools }}
+{{- range $name := $names }}
+{{- if not (hasKey $.Values.config.models $name) }}
+{{- fail (printf "ray.pools.%s: %s is none of config.models" $pool $name) }}
+{{- end }}
+{{- end }}
+{{- if hasKey $.Values.config.models $pool }}
+{{- fail (printf "ray.pools.%s: a model of config.models has this name; call the pool otherwise" $pool) }}
+{{- end }}
+{{- end }}
+{{- $known := append (keys (include "polyhead.replicated" . | fromYaml)) "Ingress" }}
+{{- range $name := keys .Values.ray.deployments }}
+{{- if not (has $name $known) }}
+{{- fail (printf "ray.deployments.%s: there are %s" $name (join ", " (sortAlpha $known))) }}
+{{- end }}
+{{- end }}
+{{- range $group := .Values.ray.workers }}
+{{- if gt (int $group.minReplicas) (int $group.maxReplicas) }}
+{{- fail (printf "ray.workers: %s has a minReplicas of %d, more than its maxReplicas, %d" $group.name (int $group.minReplicas) (int $group.maxReplicas)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* Deployments that have replicas of an engine: each model that is no adapter and in no pool, and each pool. */ -}}
+{{- define "polyhead.replicated" -}}
+{{- $found := dict }}
+{{- $pooled := list }}
+{{- range $pool, $names := .Values.ray.pools }}
+{{- $pooled = concat $pooled $names }}
+{{- $_ := set $found $pool true }}
+{{- end }}
+{{- range $name := keys .Values.config.models }}
+{{- if not (or (contains ":" $name) (has $name $pooled)) }}
+{{- $_ := set $found $name true }}
+{{- end }}
+{{- end }}
+{{- toYaml $found }}
+{{- end }}
+
+{{- define "polyhead.drainSeconds" -}}
+{{- hasKey .Values.config "drain_seconds" | ternary .Values.config.drain_seconds 30 | int }}
+{{- end }}
+
+{{- define "polyhead.rayReplicas" -}}
+{{- if eq .Values.autoscaling.by "ray" }}
+{{- include "polyhead.replicaBounds" . }}
+autoscaling_config:
+  min_replicas: {{ .Values.autoscaling.minReplicas }}
+  max_replicas: {{ .Values.autoscaling.maxReplicas }}
+  upscale_delay_s: 5
+  downscale_delay_s: {{ .Values.autoscaling.downAfterSeconds }}
+  policy:
+    policy_function: service.fleet.autoscaling:ByTokens
+    policy_kwargs: {target: {{ .Values.autoscaling.tokens }}}
+{{- else }}
+num_replicas: {{ .Values.replicas }}
+{{- end }}
+graceful_shutdown_timeout_s: {{ include "polyhead.drainSeconds" . }}
+ray_actor_options:
+  num_cpus: {{ .Values.ray.replica.cpus }}
+  num_gpus: {{ .Values.ray.replica.gpus }}
+{{- end }}
+
+{{- define "polyhead.rayIngress" -}}
+num_replicas: {{ .Values.ray.ingresses }}
+graceful_shutdown_timeout_s: {{ include "polyhead.drainSeconds" . }}
+ray_actor_options: {num_cpus: 1}
+{{- end }}
+
+{{- define "polyhead.serveConfig" -}}
+{{- $settings := include "polyhead.config" . | fromYaml }}
+{{- $deployments := list (merge (dict "name" "Ingress") (default dict .Values.ray.deployments.Ingress) (include "polyhead.rayIngress" . | fromYaml)) }}
+{{- range $name := sortAlpha (keys (include "polyhead.replicated" . | fromYaml)) }}
+{{- $own := default dict (index $.Values.ray.deployments $name) }}
+{{- $ours := include "polyhead.rayReplicas" $ | fromYaml }}
+{{- if hasKey $own "num_replicas" }}{{ $ours = omit $ours "autoscaling_config" }}{{ end }}
+{{- if hasKey $own "autoscaling_config" }}{{ $ours = omit $ours "num_replicas" }}{{ end }}
+{{- $deployments = append $deployments (merge (dict "name" $name) $own $ours) }}
+{{- end }}
+{{- with .Values.ray.pools }}{{ $_ := set $settings "pools" . }}{{ end }}
+proxy_location: EveryNode
+http_options: {host: 0.0.0.0, port: 8000}
+applications:
+  - name: polyhead
+    import_path: service.scale:application
+    route_prefix: /
+    args:
+      {{- toYaml $settings | nindent 6 }}
+    deployments:
+      {{- toYaml $deployments | nindent 6 }}
+{{- end }}
+
+{{- /* What a pod of Ray says of itself: .root, .role. */ -}}
+{{- define "polyhead.rayPodMeta" -}}
+labels:
+  {{- include "polyhead.selector" .root | nindent 2 }}
+  app.kubernetes.io/component: {{ .role }}
+  {{- with .root.Values.podLabels }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with .root.Values.podAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "polyhead.rayEnv" -}}
+env:
+  # The volume with the models is HOME otherwise, and read-only.
+  - {name: HOME, value: /tmp}
+  - {name: XDG_CACHE_HOME, value: /cache}
+  - {name: RAY_USAGE_STATS_ENABLED, value: "0"}
+  {{- if .Values.keys.fileSecret }}
+  - {name: POLYHEAD_KEYS_FILE, value: /etc/polyhead-keys/keys.yaml}
+  {{- end }}
+  {{- if .Values.extraEnv }}
+  {{- include "polyhead.env" . | nindent 2 }}
+  {{- end }}
+{{- with .Values.keys.secret }}
+envFrom:
+  - secretRef: {name: {{ . }}}
+{{- end }}
+{{- end }}
