@@ -4,7 +4,8 @@
 #   RUNTIME      what the second stage stands on, if not BASE: the same Python at the same path; needs neither shell nor pip
 #   TORCH_INDEX  the index that has CPU builds of torch, where those that pip knows have none: PyTorch's page "Get started"
 #                names it for pip and CPU
-#   EXTRAS       which optional parts go in
+#   EXTRAS       which optional parts go in: with `ray` a replica of a cluster, which Kubernetes' operator for Ray starts
+#                by bash; the usual image has neither
 # A pip configuration is passed as the build secret `pip`, so that neither an index nor its password stays in a layer.
 ARG BASE=python:3.12-slim
 ARG RUNTIME=${BASE}

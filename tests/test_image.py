@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -190,3 +191,29 @@ def test_what_was_installed_is_what_the_variant_means(
         return
     with pytest.raises(SystemExit, match=complaint):
         slim.verify(variant)
+
+
+def test_an_extra_that_was_not_asked_for_is_not_missed(
+    slim: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "ours"
+    package.mkdir()
+    for name, content in {"__init__": "", "plain": "", "fleet": "import ray"}.items():
+        (package / f"{name}.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(slim, "SITE", tmp_path)
+    monkeypatch.setattr(slim, "PACKAGES", ("ours",))
+    slim.load()
+    assert "ours.plain" in sys.modules
+    (package / "broken.py").write_text("import nowhere_at_all")
+    with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
+        slim.load()
+
+
+def test_the_usual_image_has_no_ray_in_it() -> None:
+    """Ray is a quarter of a gigabyte, and what it needs comes on top; whoever wants it asks for it."""
+    (extras,) = [rest for rest in told(BUILD, "ARG") if rest.startswith("EXTRAS=")]
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras == "EXTRAS=hub,otel"
+    assert {"hub", "otel", "ray"} <= known.keys()
