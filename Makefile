@@ -13,7 +13,7 @@ TOOLS = .venv/.prometheus .venv/.helm
 TIMED = tests/test_probes.py
 
 .DEFAULT_GOAL = help
-.PHONY: help setup models serve test lint types layers tests probes browser format bench soak conformance image manifests clean
+.PHONY: help setup models serve test lint types layers tests probes browser cluster format bench soak conformance image manifests clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -54,6 +54,9 @@ probes: .venv/.dev .venv/.native  ## what must be answered in a tenth of a secon
 browser: .venv/.browser .venv/.native models  ## the playground in headless Chromium; ARGS="--pictures docs/playground"
 	$(BIN)/pytest tests/browser $(ARGS)
 
+cluster: .venv/.ray .venv/.native  ## replicas on a real Ray cluster of two nodes on this machine; ARGS="-k rolled"
+	$(BIN)/pytest tests/cluster $(ARGS)
+
 format: .venv/.dev  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -92,6 +95,11 @@ clean:  ## remove what these targets made, .venv included
 # What drives a browser; the browser is the system's.
 .venv/.browser: $(PINS) | .venv/.dev
 	$(PIP) -e '.[browser]'
+	@touch $@
+
+# What places replicas on a cluster.
+.venv/.ray: $(PINS) | .venv/.dev
+	$(PIP) -e '.[ray]'
 	@touch $@
 
 .venv/.python:

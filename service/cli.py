@@ -71,7 +71,11 @@ def serving(chosen: Any) -> Any:
     """By one process, or by replicas on Ray."""
     if not chosen.ray:
         from service.serve import serve
+        from service.settings import SettingsError
 
+        if chosen.pools or chosen.replicas != "1":
+            what = "pools" if chosen.pools else "replicas"
+            raise SettingsError(f"{what}: one process serves all models once; --ray serves replicas of them")
         return serve
     try:
         from service import scale

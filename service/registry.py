@@ -123,6 +123,10 @@ class Registry:
 
     # At the start
 
+    def defer(self) -> None:
+        """None of the models of the settings is there before it is loaded as any other."""
+        self._states, self._sources, self._trunks = {}, {}, {}
+
     async def load_all(self) -> None:
         """Load the models of the settings, in order.  Those that cannot be loaded are broken; nothing is raised."""
         self._began = time.monotonic()

@@ -7,7 +7,7 @@ changes.  A replica says where it is to be reached by what Ray calls routing sta
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from secrets import token_urlsafe
 from typing import Any
@@ -162,13 +162,18 @@ def with_threads(settings: Settings) -> Settings:
 
 
 def parts(settings: Settings) -> dict[str, Settings]:
-    """What each deployment loads: a model, and the adapters that are laid over it."""
-    divided: dict[str, Settings] = {}
-    for trunk in (name for name in settings.models if not trunk_of(name)):
-        own = {name: source for name, source in settings.models.items() if trunk in (name, trunk_of(name))}
-        drafts = {name: source for name, source in settings.drafts.items() if name == trunk}
-        divided[trunk] = settings.model_copy(update={"models": own, "drafts": drafts, "weights": {}})
-    return divided
+    """What each deployment loads: a model, or those of a pool, and the adapters that are laid over them."""
+    pooled = {name for names in settings.pools.values() for name in names}
+    groups = {name: [name] for name in settings.models if not trunk_of(name) and name not in pooled}
+    return {name: part(settings, name, trunks) for name, trunks in (groups | dict(settings.pools)).items()}
+
+
+def part(settings: Settings, name: str, trunks: Collection[str]) -> Settings:
+    models = {one: source for one, source in settings.models.items() if one in trunks or trunk_of(one) in trunks}
+    drafts = {one: source for one, source in settings.drafts.items() if one in trunks}
+    weights = {one: weight for one, weight in settings.weights.items() if one in trunks}
+    pools = {name: settings.pools[name]} if name in settings.pools else {}
+    return settings.model_copy(update={"models": models, "drafts": drafts, "weights": weights, "pools": pools})
 
 
 def engines(name: str, settings: Settings, secret: str) -> ray_serve.Application:

@@ -4,9 +4,12 @@ Knows no Ray.  A part of service.settings, which reads them.
 """
 
 import re
+from collections.abc import Mapping
 
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings
+
+from service.names import trunk_of
 
 COUNT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
@@ -29,6 +32,17 @@ class Spread(BaseSettings):
     replica_cpus: float = Field(1, gt=0, le=1024, description="Cores that Ray keeps for a replica, to compute on.")
     replica_gpus: float = Field(0, ge=0, le=64, description="GPUs that Ray keeps for a replica.")
     replica_ports: str = Field("", description="Ports that replicas listen on, as in 9100-9199; empty: any free ones.")
+    pools: Mapping[str, list[str]] = Field(
+        default_factory=dict,
+        description="Models that share replicas on Ray, by a name for them all, as in {small: [a, b, c]}: each is "
+        "loaded when it is asked for.",
+    )
+    pool_models: int = Field(
+        0,
+        ge=0,
+        le=100_000,
+        description="Models of a pool that a replica holds at once; 0: as many as there is room for.",
+    )
     fleet_key: SecretStr = Field(
         SecretStr(""),
         description="What replicas and those who speak for them know, and nobody else; empty: made and kept by Ray.",
@@ -67,3 +81,13 @@ def pair(text: str) -> tuple[int, int]:
     found = COUNT.fullmatch(text)
     assert found is not None
     return int(found[1]), int(found[2] or found[1])
+
+
+def check_pool(name: str, trunks: list[str], models: Mapping[str, str]) -> None:
+    """Raises ValueError."""
+    if name in models:
+        raise ValueError(f"pools: {name!r} is a model, a pool cannot have its name")
+    if missing := [one for one in trunks if one not in models]:
+        raise ValueError(f"pools: {name}: no model is called {missing[0]!r}; there are: {', '.join(models)}")
+    if adapters := [one for one in trunks if trunk_of(one)]:
+        raise ValueError(f"pools: {name}: {adapters[0]!r} is an adapter, which is where its model is")

@@ -77,7 +77,7 @@ async def talking(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 @asynccontextmanager
-async def scene(settings: Settings, count: int) -> AsyncIterator[Scene]:
+async def scene(settings: Settings, count: int, those: Sequence[str] = ()) -> AsyncIterator[Scene]:
     async def find(_: Fleet) -> None:
         """The test lists them."""
 
@@ -90,16 +90,18 @@ async def scene(settings: Settings, count: int) -> AsyncIterator[Scene]:
         for number in range(count):
             await here.start(f"replica-{number}", settings)
         here.list()
-        await here.until(lambda: all(here.fleet.roll.counted()[name] == count for name in settings.models))
+        await here.until(lambda: all(here.fleet.roll.counted()[name] == count for name in those or settings.models))
         try:
             yield here
         finally:
             await asyncio.gather(*(replica.close() for replica in here.replicas))
 
 
-def played(settings: Settings, act: Callable[[Scene], Awaitable[None]], count: int = 2) -> None:
+def played(
+    settings: Settings, act: Callable[[Scene], Awaitable[None]], count: int = 2, those: Sequence[str] = ()
+) -> None:
     async def run() -> None:
-        async with scene(settings, count) as here:
+        async with scene(settings, count, those) as here:
             await act(here)
 
     asyncio.run(run())
@@ -281,6 +283,37 @@ def test_models_cannot_be_changed_at_one_server_of_a_fleet(settings: Settings) -
     assert {state.phase for state in fleet.states().values()} == {"waiting"}
     with pytest.raises(PolyheadError, match="no replica of chat takes requests yet"):
         fleet.resolve("chat", ["generate"])
+
+
+def test_a_pool_holds_the_models_that_were_asked_last(
+    tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path, tmp_path: Path
+) -> None:
+    folders = {"judge": tiny_classifier, "embed": tiny_embedder, "rank": tiny_ranker, "gone": tmp_path / "gone"}
+    models = {name: str(path) for name, path in folders.items()}
+    settings = Settings(models=models, pools={"small": list(models)}, pool_models=2, drain_seconds=1)
+
+    async def act(here: Scene) -> None:
+        pool = here.replicas[0].pool
+        assert pool is not None
+        assert pool.held == ("embed", "rank"), "each was loaded once, and the first had to go"
+        first = answered(await here.http.post("/models/judge/predict", json={"inputs": "A good film."}))
+        assert first[0] == 200
+        assert pool.held == ("rank", "judge")
+        await here.until(lambda: next(iter(here.fleet.roll)).held == pool.held)
+        asked = [
+            here.http.post("/models/judge/predict", json={"inputs": "A good film."}),
+            here.http.post("/v1/embeddings", json={"model": "embed", "input": "A good film."}),
+            here.http.post("/v1/rerank", json={"model": "rank", "query": "a", "documents": ["b"]}),
+        ]
+        answers = [answered(answer) for answer in await asyncio.gather(*asked)]
+        assert [status for status, _ in answers] == [200] * 3
+        assert answers[0] == first
+        assert len(pool.held) == 2
+        broken = await here.http.get("/readyz")
+        assert broken.json()["models"]["gone"]["state"] == "broken"
+        assert "no such folder" in broken.json()["models"]["gone"]["error"]
+
+    played(settings, act, count=1, those=("judge", "embed", "rank"))
 
 
 def test_strangers_are_sent_away(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:

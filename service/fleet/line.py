@@ -9,7 +9,7 @@ import hmac
 import logging
 import secrets
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -61,6 +61,7 @@ class Line:
         self.candidate = Candidate(name)
         self.models: Mapping[str, Model] = {}
         self.broken: Mapping[str, str] = {}  # models that it could not load, and why
+        self.held: Collection[str] | None = None  # of its models those that are loaded; None: all
         self.block = 0  # tokens in a block of its caches
         self.leaving = False  # takes nothing new
         self.reasons: Sequence[str] = ()  # why nothing should be sent there now
@@ -170,8 +171,12 @@ class Line:
         self.broken, self.leaving = broken, not self._listed
         self._circle.listener.joined(self)
 
-    def _load(self, elsewhere: int, reasons: Sequence[str]) -> None:
-        self.candidate.elsewhere, self.reasons = elsewhere, reasons
+    def _load(self, elsewhere: int, reasons: Sequence[str], held: Sequence[str] | None) -> None:
+        self.candidate.elsewhere, self.reasons, self.held = elsewhere, reasons, held
+
+    def holds(self, name: str) -> bool:
+        """Whether it need not be loaded first."""
+        return self.held is None or name in self.held
 
     def _leave(self) -> None:
         self.leaving = True

@@ -22,6 +22,7 @@ from service.engine.engine import Engine, Stream
 from service.engine.worker import Ended, StepReport
 from service.errors import PolyheadError, Unavailable
 from service.fleet.frames import NONCE, VERSION, Begun, FrameError, frame, packed, proof, read
+from service.fleet.pool import Pool
 from service.fleet.routing import Ask, Candidate
 from service.fleet.window import Window
 from service.guide import Asked
@@ -69,6 +70,7 @@ class Replica:
         self.engine = Engine(Steps(books.metrics), name=place.device.type, threads=place.torch_threads)
         self.registry = Registry(self.engine, settings, told=books.metrics, executed=executed)
         self.server = books.server(settings, self.registry, self.engine, UNTRACED)
+        self.pool = Pool(self.registry, settings.models, settings.pool_models, self._drain) if settings.pools else None
         self._visitors: set[Visitor] = set()
 
     @property
@@ -82,10 +84,13 @@ class Replica:
         Raises Unavailable where no model could be loaded, OSError where no port is free.
         """
         self.engine.start()
-        await self.registry.load_all()
-        if not self.registry.models():
-            states = self.registry.states()
-            raise Unavailable("; ".join(f"{name}: {state.why}" for name, state in states.items()))
+        if self.pool:
+            self.registry.defer()
+            await self.pool.start()
+        else:
+            await self.registry.load_all()
+        if not self.models:
+            raise Unavailable("; ".join(f"{name}: {why}" for name, why in self.broken.items()))
         asked, seen = listening(host, ports), listening(host, ports)
         self._listener = await asyncio.start_server(self._visited, sock=asked)
         self._window = Window(self.server, seen)
@@ -98,6 +103,25 @@ class Replica:
     def failing(self) -> list[str]:
         """Why it should be replaced."""
         return self.server.dying() + [f"{model} cannot compute any more" for model in self.engine.failing()]
+
+    @property
+    def models(self) -> Sequence[Model]:
+        """All that may be asked for."""
+        return list(self.pool.models.values()) if self.pool else self.registry.models()
+
+    @property
+    def broken(self) -> Mapping[str, str]:
+        states = self.registry.states().items()
+        return self.pool.broken if self.pool else {name: one.why for name, one in states if one.phase == "broken"}
+
+    async def model(self, name: str) -> Model:
+        """The one that is meant, loaded."""
+        if self.pool:
+            return await self.pool.model(name)
+        for model in self.registry.models():
+            if model.name == name:
+                return model
+        raise Unavailable(f"{name} is not on this replica any more; send it again", retry_after=1)
 
     async def close(self) -> None:
         """Take nothing new, so that whoever is connected asks elsewhere; then leave, once what is in flight has had its
@@ -120,12 +144,11 @@ class Replica:
     def hello(self) -> tuple[Any, ...]:
         """What a replica says of itself.  Models are told apart by what they are made of, wherever they are loaded."""
         models = []
-        for model in self.registry.models():
+        for model in self.models:
             same = packed(replace(model, created=0, adapter=0))
             models.append((blake2b(same, digest_size=16).hexdigest(), packed(model)))
-        broken = {name: state.why for name, state in self.registry.states().items() if state.phase == "broken"}
         kept, size = self.registry.cache()
-        return ("hello", VERSION, self.name, tuple(models), broken, kept, size)
+        return ("hello", VERSION, self.name, tuple(models), dict(self.broken), kept, size)
 
     async def _visited(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:
@@ -148,9 +171,9 @@ class Replica:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT_S)
-            reasons = self.server.unready()
+            reasons, held = tuple(self.server.unready()), self.pool.held if self.pool else None
             for visitor in self._visitors:
-                visitor.tell("load", self.queued - visitor.ledger.queued, tuple(reasons))
+                visitor.tell("load", self.queued - visitor.ledger.queued, reasons, held)
 
 
 def listening(host: str, ports: Iterable[int]) -> socket.socket:
@@ -250,8 +273,9 @@ class Visitor:
 
     async def _submit(self, name: str, requests: Sequence[tuple[int, Request]]) -> None:
         try:
-            model = self._model(name)
-            ready = [await self._ready(model, request) for _, request in requests]
+            guided = [await self._guided(await self._replica.model(name), request) for _, request in requests]
+            model = await self._replica.model(name)  # it may have had to make room meanwhile
+            ready = [replace(request, adapter=model.adapter) for request in guided]  # its number is this replica's own
             streams = self._replica.registry.submit(model, ready)
         except PolyheadError as error:
             for ticket, _ in requests:
@@ -264,15 +288,8 @@ class Visitor:
             else:  # whoever asked has left meanwhile
                 stream.close()
 
-    def _model(self, name: str) -> Model:
-        for model in self._replica.registry.models():
-            if model.name == name:
-                return model
-        raise Unavailable(f"{name} is not on this replica any more; send it again", retry_after=1)
-
-    async def _ready(self, model: Model, request: Request) -> Request:
-        """With what is this replica's own: the number of an adapter, a guide compiled here."""
-        request = replace(request, adapter=model.adapter)
+    async def _guided(self, model: Model, request: Request) -> Request:
+        """With its guide, if it has one, compiled here."""
         if isinstance(request, Generate) and isinstance(asked := request.guide, Asked):
             with concerning(model):
                 text, deadline = self._replica.server.text, request.terms.deadline
@@ -316,7 +333,7 @@ class Visitor:
 
     async def _watched(self, number: int, name: str) -> None:
         try:
-            layout = await self._replica.registry.watch(self._model(name))
+            layout = await self._replica.registry.watch(await self._replica.model(name))
         except PolyheadError as error:
             self.tell("watched", number, error)
         else:

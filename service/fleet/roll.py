@@ -13,6 +13,8 @@ from service.fleet.line import Address, Circle, Line
 from service.model import Known, Model, State
 from service.offer import Offer
 
+SPILL = 4096  # tokens that wait at those who hold a model beyond what waits elsewhere, before it is loaded there too
+
 log = logging.getLogger("polyhead.fleet")
 
 
@@ -76,7 +78,10 @@ class Roll:
         alike = same or [line for line in having if line.models[model.name].tokenizer.parts == model.tokenizer.parts]
         if not alike:
             raise self.unavailable(model.name)
-        return [line for line in alike if line.fit] or alike
+        fit = [line for line in alike if line.fit] or alike
+        holding = [line for line in fit if line.holds(model.name)]
+        least, idlest = (min((line.candidate.queued for line in lines), default=SPILL) for lines in (holding, fit))
+        return holding if holding and least - idlest < SPILL else fit
 
     def state(self, name: str) -> State:
         if self.having(name):

@@ -1,0 +1,275 @@
+"""What replicas on Ray give and cost, on this machine.
+
+    python -m benchmarks.fleet throughput [--rounds 2]    # two replicas on two cores against one on one
+    python -m benchmarks.fleet added [--calls 200]        # a classification and a token through Ray against direct
+    python -m benchmarks.fleet scaleup                    # from the decision to the first answer, by stage
+    python -m benchmarks.fleet routing                    # policies, two replicas, conversations of several turns
+
+Needs the extra ray.  `throughput`: everything of the one (replica, what speaks for it, Ray, the clients) is held on one
+core, everything of the two on two, each replica on one of its own.  SmolLM2-135M as its file is quantised.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from benchmarks.prose import sentences
+from benchmarks.serving import Running, machine, report, serve
+from service import quickstart, settings
+
+WIDTH, PROMPT, TOKENS = 32, 48, 64  # clients, words of their prompts, tokens of an answer
+WARM_S, MEASURED_S = 8.0, 30.0
+TURNS, SPEAKERS = 5, 12
+REPLICA = re.compile(r"^ray::ServeReplica:polyhead-chat")
+STAGES = (
+    ("Ray decides", re.compile(r"Upscaling|Adding 1 replica")),
+    ("its process runs our code", re.compile(r"chat: int4|chat: int8")),
+    ("the model is read and warm", re.compile(r"chat is ready")),
+    ("it listens", re.compile(r"answers on")),
+    ("requests can be sent there", re.compile(r"chat has a replica")),
+)
+
+
+def models() -> dict[str, str]:
+    home = settings.default_model_dir()
+    quickstart.fetch_all(home)
+    return quickstart.sources(home)
+
+
+@dataclass
+class Count:
+    tokens: int = 0
+    firsts: list[float] = field(default_factory=list)
+    gaps: list[float] = field(default_factory=list)
+
+
+def asked(prompt: str, **named: Any) -> dict[str, Any]:
+    body = {"model": "chat", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0, "ignore_eos": True}
+    return {**body, "stream": True, **named}
+
+
+async def streamed(http: httpx.AsyncClient, body: dict[str, Any], count: Count) -> None:
+    began = last = time.perf_counter()
+    first = True
+    async with http.stream("POST", "/v1/completions", json=body) as response:
+        response.raise_for_status()
+        async for line in response.aiter_lines():
+            if not line.startswith("data: {"):
+                continue
+            now = time.perf_counter()
+            count.tokens += 1
+            (count.firsts if first else count.gaps).append(now - (began if first else last))
+            first, last = False, now
+
+
+def prompts(count: int, words: int = PROMPT) -> list[str]:
+    text = " ".join(sentences(settings.default_model_dir(), 4000)).split()
+    return [" ".join(text[number * words : (number + 1) * words]) for number in range(count)]
+
+
+# Throughput
+
+
+@contextlib.contextmanager
+def held(cores: set[int]) -> Iterator[None]:
+    """This process, and what it starts meanwhile."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def replicas() -> list[int]:
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and REPLICA.match((entry / "cmdline").read_text()):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+def pin(process: int, core: int) -> None:
+    for thread in Path(f"/proc/{process}/task").iterdir():
+        with contextlib.suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread.name), {core})
+
+
+def rate(cores: set[int]) -> float:
+    """Tokens a second of as many replicas as there are cores, and all that belongs to them on those."""
+    flags = ("--ray", "--replicas", str(len(cores)), "--replica-cpus", "1", "--threads", "1")
+    with held(cores), serve(f"chat={models()['smollm2']}", *flags, limit_s=240) as running:
+        until(lambda: value(running, 'polyhead_replicas{model="chat"}') == len(cores))
+        for process, core in zip(replicas(), sorted(cores), strict=True):
+            pin(process, core)
+        return asyncio.run(throughput(running, WIDTH * len(cores)))
+
+
+async def throughput(running: Running, width: int) -> float:
+    count, texts = Count(), prompts(width)
+    async with httpx.AsyncClient(base_url=running.url, timeout=120) as http:
+
+        async def client(text: str) -> None:
+            while True:
+                await streamed(http, asked(text), count)
+
+        clients = [asyncio.create_task(client(text)) for text in texts]
+        await asyncio.sleep(WARM_S)
+        before, began = count.tokens, time.perf_counter()
+        await asyncio.sleep(MEASURED_S)
+        tokens, seconds = count.tokens - before, time.perf_counter() - began
+        for task in clients:
+            task.cancel()
+        await asyncio.wait(clients)
+    return tokens / seconds
+
+
+def until(condition: Callable[[], Any], patience: float = 240.0) -> None:
+    deadline = time.monotonic() + patience
+    while not condition():
+        if time.monotonic() > deadline:
+            raise SystemExit("what was waited for does not come")
+        time.sleep(0.2)
+
+
+def value(running: Running, sample: str) -> float:
+    page = httpx.get(f"{running.url}/metrics", timeout=30).text
+    return next((float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(sample)), 0.0)
+
+
+def measure_throughput(rounds: int) -> None:
+    one, two = [], []
+    for _ in range(rounds):
+        one.append(rate({0}))
+        two.append(rate({0, 1}))
+        print(f"one {one[-1]:.1f}, two {two[-1]:.1f} tokens/s", flush=True)
+    report("two replicas, tokens", two, one, "1/s", other="one replica")
+
+
+# Added
+
+
+@contextlib.contextmanager
+def proxied(given: dict[str, Any]) -> Iterator[Running]:
+    """The application behind Ray's own proxy."""
+    with serve(json.dumps(given), program=("-m", "benchmarks.ray_proxied"), limit_s=240) as running:
+        yield running
+
+
+def measure_added(calls: int) -> None:
+    served = models()
+    given = {"chat": served["smollm2"], "mood": served["sentiment"], "minilm": served["minilm"]}
+    flags = [f"{name}={source}" for name, source in given.items()]
+    with (
+        serve(*flags, "--threads", "1") as direct,
+        serve(*flags, "--ray", "--replica-cpus", "0.3", "--threads", "1", limit_s=240) as through,
+    ):
+        print(f"{machine()}; {calls} calls of each, one after the other and in turns")
+        ways = {"direct": direct, "polyhead serve --ray": through}
+        asyncio.run(compared(ways, calls))
+
+
+async def compared(ways: dict[str, Running], calls: int) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        https = {
+            name: await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=60))
+            for name, running in ways.items()
+        }
+        classified: dict[str, list[float]] = {name: [] for name in ways}
+        tokens = {name: Count() for name in ways}
+        for turn in range(calls + 5):
+            for name, http in https.items():
+                began = time.perf_counter()
+                answer = await http.post("/models/mood/predict", json={"inputs": "a good film, well acted"})
+                answer.raise_for_status()
+                if turn >= 5:
+                    classified[name].append(time.perf_counter() - began)
+        for _ in range(max(calls // 10, 1)):
+            for name, http in https.items():
+                await streamed(http, asked("The capital of France is", max_tokens=32), tokens[name])
+    for name in ways:
+        print(
+            f"{name:24s} classification p50 {1e3 * statistics.median(classified[name]):6.2f} ms, "
+            f"p95 {1e3 * quantile(classified[name], 0.95):6.2f}; first token p50 "
+            f"{1e3 * statistics.median(tokens[name].firsts):6.1f} ms; a token p50 "
+            f"{1e3 * statistics.median(tokens[name].gaps):6.2f} ms, p95 {1e3 * quantile(tokens[name].gaps, 0.95):6.2f}"
+        )
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    return sorted(values)[int(share * (len(values) - 1))]
+
+
+# Scale-up
+
+
+def measure_scaleup() -> None:
+    flags = ("--ray", "--replicas", "1-2", "--queued-tokens", "512", "--replica-cpus", "0.5", "--threads", "1")
+    with serve(f"chat={models()['smollm2']}", *flags, limit_s=240) as running:
+        asyncio.run(scaled(running))
+        told = running.log()
+    marks = []
+    for name, pattern in STAGES:
+        lines = [line for line in told.splitlines() if pattern.search(line)]
+        marks.append((name, clock(lines[-1]) if lines else float("nan")))
+    print(f"{machine()}")
+    for (name, at), (_, before) in zip(marks[1:], marks, strict=False):
+        print(f"{name:32s} {at - before:6.2f} s")
+    print(f"{'in all':32s} {marks[-1][1] - marks[0][1]:6.2f} s")
+
+
+def clock(line: str) -> float:
+    """When a line of the log was written; Ray's own lines have a date before."""
+    found = re.search(r"(\d\d):(\d\d):(\d\d)(?:,(\d{3}))?", line)
+    assert found is not None, line
+    hours, minutes, seconds, thousandths = (int(part or 0) for part in found.groups())
+    return 3600 * hours + 60 * minutes + seconds + thousandths / 1000
+
+
+async def scaled(running: Running) -> None:
+    count = Count()
+    async with httpx.AsyncClient(base_url=running.url, timeout=120) as http:
+
+        async def client(text: str) -> None:
+            while True:
+                await streamed(http, asked(text), count)
+
+        clients = [asyncio.create_task(client(text)) for text in prompts(WIDTH)]
+        await asyncio.to_thread(until, lambda: value(running, 'polyhead_replicas{model="chat"}') == 2)
+        await asyncio.sleep(5)
+        for task in clients:
+            task.cancel()
+        await asyncio.wait(clients)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("throughput", "added", "scaleup"))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--calls", type=int, default=200)
+    given = parser.parse_args()
+    print(machine(), file=sys.stderr)
+    match given.what:
+        case "throughput":
+            measure_throughput(given.rounds)
+        case "added":
+            measure_added(given.calls)
+        case _:
+            measure_scaleup()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""A Ray cluster of two nodes on this machine, each a family of processes of its own, and what serves on it.
+
+The one idea: nodes have room for one replica of a model each, so where replicas are is known, and a node that is killed
+takes its replica along.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from processes import Page
+
+HOST = "127.0.0.1"
+PATIENCE = 240.0
+RAY = str(Path(sys.executable).with_name("ray"))
+TITLE = re.compile(r"^ray::ServeReplica:polyhead-(?P<model>[^:]+):")
+ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_SERVE_LOG_TO_STDERR": "0", "RAY_DEDUP_LOGS": "0"}
+
+
+def until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
+    deadline = time.monotonic() + patience
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"{condition} has waited for {patience} s"
+        time.sleep(0.1)
+    return value
+
+
+def free_port() -> int:
+    with socket.socket() as chosen:
+        chosen.bind((HOST, 0))
+        return int(chosen.getsockname()[1])
+
+
+class Node:
+    """A node of the cluster.  Its processes are one session, so that all of it can be killed at once."""
+
+    def __init__(self, *flags: str) -> None:
+        command = [
+            RAY,
+            "start",
+            *flags,
+            "--node-ip-address",
+            HOST,
+            "--num-cpus",
+            "1",
+            "--disable-usage-stats",
+            "--block",
+        ]
+        self.child = subprocess.Popen(
+            command, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+
+    def kill(self) -> None:
+        """As a machine that is switched off."""
+        for process in family(self.child.pid):
+            try:
+                os.kill(process, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.child.wait()
+
+
+def family(root: int) -> list[int]:
+    """A process and all that descend from it."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, open_ = [], [root]
+    while open_:
+        found.append(open_.pop())
+        open_ += children.get(found[-1], [])
+    return found
+
+
+def replicas(model: str) -> set[int]:
+    """The processes that are replicas of a model."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        try:
+            title = (entry / "cmdline").read_text()
+        except (FileNotFoundError, NotADirectoryError, ProcessLookupError):
+            continue
+        if (match := TITLE.match(title)) and match["model"] == model:
+            found.add(int(entry.name))
+    return found
+
+
+class Cluster:
+    def __init__(self, folder: Path) -> None:
+        self.address = f"{HOST}:{free_port()}"
+        port = self.address.rpartition(":")[2]
+        flags = ("--head", "--port", port, "--include-dashboard", "false", "--temp-dir", str(folder))
+        self.nodes = [Node(*flags)]
+        until(self.answers)
+        self.add()
+
+    def answers(self) -> bool:
+        status = subprocess.run([RAY, "status", "--address", self.address], env=ENVIRONMENT, capture_output=True)
+        return status.returncode == 0
+
+    def add(self) -> Node:
+        self.nodes.append(Node("--address", self.address))
+        return self.nodes[-1]
+
+    def close(self) -> None:
+        for node in reversed(self.nodes):
+            node.kill()
+
+
+class Served:
+    """`polyhead serve --ray` on the cluster."""
+
+    def __init__(self, cluster: Cluster, *arguments: str) -> None:
+        flags = ("--ray", "--ray-address", cluster.address, "--port", "0", "--log-format", "json", *arguments)
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "service", "serve", *flags], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+        )
+        assert self.child.stderr is not None
+        self.lines: list[str] = []
+        for line in self.child.stderr:
+            self.lines.append(line)
+            if found := re.search(r"listening on (http://\S+?),", line):
+                self.url = found[1]
+                break
+        os.set_blocking(self.child.stderr.fileno(), False)
+
+    @property
+    def page(self) -> Page:
+        return Page(httpx.get(f"{self.url}/metrics", timeout=10).text)
+
+    def count(self, model: str) -> int:
+        return int(self.page.total("replicas", model=model))
+
+    def settled(self, model: str, count: int) -> None:
+        until(lambda: self.count(model) == count)
+
+    def close(self) -> None:
+        self.child.send_signal(signal.SIGTERM)
+        try:
+            assert self.child.wait(60) == 0
+        finally:
+            self.child.kill()

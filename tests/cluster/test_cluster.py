@@ -1,0 +1,114 @@
+"""A fleet on a real cluster: two nodes, a replica on each; what is killed, removed and replaced costs what it must and
+no more."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crowd import COMPLETIONS, Answer, ask, completion
+from load import Asked, load
+from nodes import Cluster, Served, replicas, until
+
+pytestmark = pytest.mark.timeout(600)
+LONG = 3000  # tokens: seconds of a tiny network
+
+
+@pytest.fixture(scope="module")
+def arguments(long_generator: Path, tiny_classifier: Path) -> list[str]:
+    models = [f"chat={long_generator}", f"judge={tiny_classifier}"]
+    return [*models, "--replicas", "2", "--replica-cpus", "0.45", "--cache-tokens", "65536", "--drain-seconds", "20"]
+
+
+@pytest.fixture(scope="module")
+def served(cluster: Cluster, arguments: list[str]) -> Iterator[Served]:
+    made = Served(cluster, *arguments)
+    try:
+        for model in ("chat", "judge"):
+            made.settled(model, 2)
+        yield made
+    finally:
+        made.close()
+
+
+async def streamed(url: str) -> Answer:
+    return await ask(url, COMPLETIONS, completion([5, 6, 7, 8], LONG, stream=True))
+
+
+def ended(answer: Answer) -> str:
+    """How a stream ended: with all of it, or with one error."""
+    errors = [data for data in answer.data if '"error"' in data]
+    assert len(errors) <= 1
+    if errors:
+        assert '"stopped"' in errors[0], errors
+        assert "lost" in errors[0]
+        return "lost"
+    assert answer.data[-1] == "[DONE]"
+    return "done"
+
+
+async def while_streaming(served: Served, act: object) -> list[str]:
+    """How streams end during which something happens."""
+    streams = [asyncio.create_task(streamed(served.url)) for _ in range(8)]
+    await asyncio.to_thread(until, lambda: served.page.total("requests_running", model="chat") == 8)
+    await asyncio.sleep(0.3)  # all have said something
+    await asyncio.to_thread(act)  # type: ignore[arg-type]
+    return [ended(answer) for answer in await asyncio.gather(*streams)]
+
+
+def test_a_replica_that_is_killed_takes_along_only_what_it_had_begun(served: Served) -> None:
+    before = replicas("chat")
+    assert len(before) == 2
+    victim = min(before)
+    ends = asyncio.run(while_streaming(served, lambda: os.kill(victim, signal.SIGKILL)))
+    assert 0 < ends.count("lost") < 8, ends
+    assert served.page.total("replicas_lost_total", model="chat") == 1
+    served.settled("chat", 2)  # Ray has started another one
+    assert victim not in replicas("chat")
+    assert len(replicas("chat")) == 2
+
+    async def after() -> list[Answer]:
+        return await asyncio.gather(*(ask(served.url, COMPLETIONS, completion([5, 6, 7, 8], 20)) for _ in range(16)))
+
+    assert all(answer.status == 200 for answer in asyncio.run(after()))
+
+
+def test_a_deploy_is_rolled_without_a_failed_request(served: Served, cluster: Cluster, arguments: list[str]) -> None:
+    before = replicas("chat")
+
+    async def rolled() -> None:
+        async with load(served.url, Asked(tokens=200)) as report:
+            again = await asyncio.to_thread(Served, cluster, *arguments, "--max-running", "32")
+            try:
+                await asyncio.to_thread(
+                    until, lambda: len(replicas("chat") - before) == 2 and not replicas("chat") & before
+                )
+                await asyncio.to_thread(again.settled, "chat", 2)
+                await asyncio.to_thread(served.settled, "chat", 2)
+                await asyncio.to_thread(again.settled, "judge", 2)
+                await report.more(5)
+            finally:
+                await asyncio.to_thread(again.close)
+        assert not report.failures, report.failures[:3]
+        assert report.answered["stream"] > 20
+        assert served.page.total("replicas_lost_total") == lost
+
+    lost = served.page.total("replicas_lost_total")
+    asyncio.run(rolled())
+
+
+def test_a_node_is_removed_and_another_one_comes(served: Served, cluster: Cluster) -> None:
+    ends = asyncio.run(while_streaming(served, cluster.nodes[1].kill))
+    assert ends.count("lost") < 8, ends
+    cluster.nodes.pop(1)
+    until(lambda: served.count("chat") == 1)
+
+    async def on_one() -> list[Answer]:
+        return await asyncio.gather(*(ask(served.url, COMPLETIONS, completion([5, 6, 7, 8], 20)) for _ in range(8)))
+
+    assert all(answer.status == 200 for answer in asyncio.run(on_one()))
+    cluster.add()
+    served.settled("chat", 2)
+    served.settled("judge", 2)
