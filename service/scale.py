@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from secrets import token_urlsafe
 from typing import Any
 
@@ -21,6 +22,7 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from service import logs, quickstart
 from service.api.record import UNTRACED, Traces
+from service.fleet import here
 from service.fleet.autoscaling import QUEUED, ByTokens
 from service.fleet.fleet import Fleet
 from service.fleet.ingress import assemble
@@ -32,6 +34,7 @@ from service.upkeep import age
 
 NAMESPACE = "polyhead"
 KEY = b"polyhead.fleet.secret"  # where the cluster keeps it
+STATUS_S = 3.0  # how often deployments are asked whether they have failed
 LOOK_S = 0.5  # how often replicas are asked where they are
 HEALTH_S, PATIENCE_S = 2.0, 30.0
 INGRESS_CPUS = 0.5
@@ -41,9 +44,6 @@ HIDDEN = "address"  # what a replica calls where it is to be reached
 Told = Callable[[Mapping[str, Address]], None]
 
 log = logging.getLogger("polyhead.scale")
-
-# Who hears which replicas a deployment has, by its name: Ray makes the routers, and this is where they find us.
-LISTENERS: dict[str, Told] = {}
 
 
 class Finder(RequestRouter):
@@ -58,9 +58,7 @@ class Finder(RequestRouter):
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
-        from service.scale import LISTENERS  # Ray makes this class anew, with globals of its own
-
-        if (told := LISTENERS.get(self._deployment_id.name)) is not None:
+        if (told := here.LISTENERS.get(self._deployment_id.name)) is not None:
             known = {replica.replica_id.unique_id: replica.routing_stats.get(HIDDEN) for replica in replicas}
             told({name: (address[0], address[1]) for name, address in known.items() if address})
 
@@ -99,46 +97,48 @@ class Engines:
             await self.replica.close()
 
 
-class Delegate:
-    """An application that Ray makes before there is ours."""
-
-    app: Any = None
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["type"] != "lifespan":
-            await self.app(scope, receive, send)
-            return
-        for stage in ("startup", "shutdown"):  # of which our own hears from its deployment
-            await receive()
-            await send({"type": f"lifespan.{stage}.complete"})
+def delegate() -> here.Delegate:
+    return here.DELEGATE
 
 
-DELEGATE = Delegate()
-
-
-@ray_serve.ingress(lambda: DELEGATE)
+@ray_serve.ingress(delegate)
 class Ingress:
     """What speaks HTTP, behind Ray's own proxy; as many of them as are wanted."""
 
     async def __init__(self, settings: Settings, secret: str, **handles: DeploymentHandle) -> None:  # type: ignore[misc]
         logs.configure(settings.log_format, settings.log_level)
         share_the_interpreter()
-        self.app = assemble(settings, secret, lambda fleet: found(fleet, handles))
+        app = ray_serve.get_replica_context().app_name
+        own = parts(settings)
+        deployed = {
+            handle.deployment_name: Deployed(app, handle, own[handle.deployment_name].models)
+            for handle in handles.values()
+        }
+        self.app = assemble(settings, secret, lambda fleet: found(fleet, deployed))
         self.life = self.app.router.lifespan_context(self.app)
         await self.life.__aenter__()
-        DELEGATE.app = self.app
+        here.DELEGATE.app = self.app
 
     def check_health(self) -> None:
         if reasons := self.app.state.server.dying():
             raise RuntimeError("; ".join(reasons))
 
     async def __del__(self) -> None:
-        if DELEGATE.app is not None:
+        if here.DELEGATE.app is not None:
             await self.life.__aexit__(None, None, None)
 
 
-async def found(fleet: Fleet, handles: Mapping[str, DeploymentHandle]) -> None:
-    """For ever: tell the fleet which replicas each deployment has."""
+@dataclass(frozen=True)
+class Deployed:
+    """A deployment of replicas, as those see it who speak for it."""
+
+    app: str
+    handle: DeploymentHandle
+    models: Collection[str]
+
+
+async def found(fleet: Fleet, deployed: Mapping[str, Deployed]) -> None:
+    """For ever: tell the fleet which replicas each deployment has, and which cannot have any."""
     loop = asyncio.get_running_loop()
 
     def told(name: str) -> Told:
@@ -148,11 +148,24 @@ async def found(fleet: Fleet, handles: Mapping[str, DeploymentHandle]) -> None:
 
         return tell
 
-    for name, handle in handles.items():
-        LISTENERS[handle.deployment_name] = told(name)
-    # A handle has no router before it is used.
-    await asyncio.gather(*(handle.greet.remote() for handle in handles.values()))
-    await asyncio.Event().wait()
+    for name in deployed:
+        here.LISTENERS[name] = told(name)
+    greeting = [asyncio.ensure_future(one.handle.greet.remote()) for one in deployed.values()]  # makes their routers
+    while True:
+        await asyncio.sleep(STATUS_S)
+        apps = (await asyncio.to_thread(ray_serve.status)).applications
+        for name, one in deployed.items():
+            status = apps[one.app].deployments.get(name) if one.app in apps else None
+            failed = status.message if status is not None and status.status == "DEPLOY_FAILED" else ""
+            fleet.roll.doubt(one.models, last_line(failed))
+        greeting = [one for one in greeting if not one.done()]  # those of replicas that were not there yet
+
+
+def last_line(message: str) -> str:
+    """What an exception says, of all that Ray says of it."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("service.errors.")]
+    return (ours or lines or [""])[-1].rpartition("service.errors.")[2]
 
 
 def with_threads(settings: Settings) -> Settings:
@@ -249,10 +262,13 @@ def serve(settings: Settings, traces: Traces = UNTRACED) -> int:
     ]
     ray_serve.start(proxy_location="Disabled")
     ray_serve.run_many(targets, wait_for_applications_running=False)
-    handles = {name: ray_serve.get_deployment_handle(name, f"polyhead-{name}") for name in parts(settings)}
+    deployed = {
+        name: Deployed(f"polyhead-{name}", ray_serve.get_deployment_handle(name, f"polyhead-{name}"), own.models)
+        for name, own in parts(settings).items()
+    }
 
     async def find(fleet: Fleet) -> None:
-        finding = asyncio.create_task(found(fleet, handles))
+        finding = asyncio.create_task(found(fleet, deployed))
         while not all(state.settled for state in fleet.states().values()):
             await asyncio.sleep(LOOK_S)
         process.settled(fleet, clock)

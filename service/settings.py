@@ -33,6 +33,8 @@ LIBRARY_DEFAULTS = {
     # OpenMP threads wait for each other spinning, by default for milliseconds.  Where a core is shared (with the event
     # loop, or a neighbour) whoever is waited for doesn't get it, and steps take ten times as long.
     "GOMP_SPINCOUNT": "10000",
+    # Ray lets its workers yield to everything else on the machine; a replica is what the machine is for.
+    "RAY_worker_niceness": "0",
 }
 
 

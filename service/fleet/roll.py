@@ -5,7 +5,7 @@ newer one both are there, each for what was read for it.
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from random import Random
 
 from service.errors import NotFound, PolyheadError, Unavailable
@@ -24,6 +24,7 @@ class Roll:
     def __init__(self, names: Sequence[str], circle: Circle, random: Random) -> None:
         self._names, self._circle, self._random = tuple(names), circle, random
         self._lines: dict[tuple[str, str], Line] = {}  # by deployment and replica
+        self._doubts: dict[str, str] = {}  # models that no replica could be started for, and why
 
     def __iter__(self) -> Iterator[Line]:
         return iter(self._lines.values())
@@ -37,6 +38,11 @@ class Roll:
         for name, address in replicas.items():
             if (deployment, name) not in self._lines:
                 self._lines[deployment, name] = Line(name, address, self._circle)
+
+    def doubt(self, names: Collection[str], why: str) -> None:
+        """No replica of these could be started; nothing: that is over."""
+        for name in names:
+            self._doubts[name] = why
 
     def names(self) -> list[str]:
         return list(self._names)
@@ -86,7 +92,8 @@ class Roll:
     def state(self, name: str) -> State:
         if self.having(name):
             return State("ready", 1.0)
-        why = next((line.broken[name] for line in self._lines.values() if name in line.broken), "")
+        told = (line.broken[name] for line in self._lines.values() if name in line.broken)
+        why = next(told, self._doubts.get(name, ""))
         return State("broken", why=why) if why else State("waiting")
 
     def known_as(self, name: str, model: Model | None) -> Known:

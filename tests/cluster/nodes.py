@@ -22,7 +22,7 @@ HOST = "127.0.0.1"
 PATIENCE = 240.0
 RAY = str(Path(sys.executable).with_name("ray"))
 TITLE = re.compile(r"^ray::ServeReplica:polyhead-(?P<model>[^:]+):")
-ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_SERVE_LOG_TO_STDERR": "0", "RAY_DEDUP_LOGS": "0"}
+ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_SERVE_LOG_TO_STDERR": "0", "RAY_worker_niceness": "0"}
 
 
 def until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
