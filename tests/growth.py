@@ -48,7 +48,8 @@ def text(model: Model, length: int) -> tuple[int, ...]:
 
 def waves(model: Model, settings: Settings) -> list[list[Request]]:
     if model.task != "generate":
-        lengths = ([model.max_tokens] * 9, [dice.randrange(1, model.max_tokens + 1) for _ in range(20)])
+        full = settings.encoder_step_tokens // model.max_tokens + 1  # more texts than a step has room for
+        lengths = ([model.max_tokens] * full, [dice.randrange(1, model.max_tokens + 1) for _ in range(2 * full)])
         return [[Encode("e", text(model, length)) for length in wave] for wave in lengths]
     shaped = Sampling(temperature=50, top_p=0.9, typical_p=0.9, repetition_penalty=1.1, bias=((3, 1.0),))
     beginning, short = text(model, model.max_tokens - 8), settings.cache_tokens // settings.max_running - 4

@@ -58,11 +58,11 @@ def middling_generator(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def middling_shallow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of one layer, for what a processor may not be good at."""
-    return generator(tmp_path_factory.mktemp("middling"), layers=1)
+    """The same of one layer, and of fewer words to score, for what a processor may not be good at."""
+    return generator(tmp_path_factory.mktemp("middling"), layers=1, positions=320)
 
 
-def generator(folder: Path, layers: int) -> Path:
+def generator(folder: Path, layers: int, positions: int = 1024) -> Path:
     tokenizer = checkpoints.byte_level_bpe()
     config = LlamaConfig(
         vocab_size=24_000,
@@ -71,7 +71,7 @@ def generator(folder: Path, layers: int) -> Path:
         num_hidden_layers=layers,
         num_attention_heads=6,
         num_key_value_heads=2,
-        max_position_embeddings=1024,
+        max_position_embeddings=positions,
         tie_word_embeddings=True,
         eos_token_id=tokenizer.eos_token_id,
     )
@@ -157,8 +157,8 @@ def grown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., di
         ("shallow", {"cache_tokens": 2048, "max_running": 24, "precision": "bfloat16"}),
         ("classifier", {"encoder_step_tokens": 2048}),
         ("tagger", {"encoder_step_tokens": 2048}),
-        ("filler", {"encoder_step_tokens": 1024}),
-        ("filler", {"encoder_step_tokens": 1024, "executor": "torch"}),
+        ("filler", {"encoder_step_tokens": 512}),
+        ("filler", {"encoder_step_tokens": 512, "executor": "torch"}),
     ],
     ids=["generator", "bytes", "half", "encoder", "for each token", "words", "words by torch"],
 )

@@ -196,11 +196,19 @@ def asked(folder: Path, executor: str, precision: str) -> Settings:
     ],
 )
 def test_two_hundred_in_any_company(
-    kind: str, executor: str, precision: str, count: int, request: pytest.FixtureRequest
+    kind: str,
+    executor: str,
+    precision: str,
+    count: int,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Alone, in batches of 2 to 32, in chunks, over stored prefixes, preempted; greedy and seeded."""
     if executor == "native" and not runnable():
         pytest.skip("no compiler was there when polyhead was installed")
+    if executor == "torch":  # whose steps take longest; half the usual answers still outgrow several of its blocks
+        monkeypatch.setattr(determinism, "ANSWER", 4)
+        monkeypatch.setattr(determinism, "LONG_ANSWER", 5 * determinism.SMALL_BLOCK)
     known = asked(request.getfixturevalue(kind), executor, precision)
     loaded = determinism.opened(known)
     verdicts = determinism.verify(loaded, known, determinism.made_up(loaded, count), quiet)
@@ -236,8 +244,8 @@ def test_what_depends_on_the_batch_is_counted(tiny_generator: Path) -> None:
     known = asked(tiny_generator, "torch", "float32")
     loaded = determinism.opened(known)
     loaded.head.output = Crowded(loaded.head.output)
-    verdict = determinism.verify(loaded, known, determinism.made_up(loaded, 20), quiet)[0]
-    assert verdict.equal < 20
+    verdict = determinism.verify(loaded, known, determinism.made_up(loaded, 6), quiet)[0]
+    assert verdict.equal < 6
     assert verdict.difference > 1e-4
 
 
@@ -263,12 +271,12 @@ def test_the_command_fails_where_a_promise_is_not_kept(
     before = LanguageHead.forward
     monkeypatch.setattr(LanguageHead, "forward", lambda head, x: before(head, x) + 1e-3 * len(x) * torch.arange(384))
     monkeypatch.setenv("POLYHEAD_EXECUTOR", "torch")
-    said = polyhead(str(tiny_generator), "--count", "8")
+    said = polyhead(str(tiny_generator), "--count", "4")
     assert said.exit_code == 1
     assert "answers depend on the batch" in said.stderr
-    said = polyhead(str(tiny_generator), "--count", "8", "--no-deterministic")
+    said = polyhead(str(tiny_generator), "--count", "4", "--no-deterministic")
     assert said.exit_code == 0, "nothing was promised"
-    assert "0 of 8" in said.stdout
+    assert "0 of 4" in said.stdout
     assert polyhead(str(tmp_path / "absent")).exit_code == 1
     assert polyhead(str(tiny_generator), "--precision", "float16").exit_code == 2
     empty = tmp_path / "empty.txt"

@@ -106,7 +106,7 @@ ENCODERS = {
     "relu": replace(BERT, activation="relu", heads=2, kv_heads=2, head_width=32, embedding_norm=False),
 }
 BLOCKS = 160
-LENGTHS = (1, 5, 16, 17, 40, 300, 530)
+LENGTHS = (1, 5, 16, 17, 40, 65, 530)  # the last in three parts of attention
 
 
 def network(config: ModelConfig) -> Transformer:
@@ -220,7 +220,7 @@ def test_batch_chunks_and_threads_change_nothing(name: str, instructions: str, p
         alone.step(rows_of([(tokens, 0, table)], last_only=False)).clone()
         for tokens, table in zip(texts(config), tables(LENGTHS, random.Random(1)), strict=True)
     ]
-    for threads in (2, 3):
+    for threads in (2, 3) if instructions != "portable" else (3,):  # the slowest; who does what is decided alike
         choice, executor = random.Random(threads), made(threads)
         places = tables(LENGTHS, choice)
         cuts = [list(pieces(choice, length)) for length in LENGTHS]

@@ -1,4 +1,8 @@
-"""Real processes: `polyhead serve` on a free port, from the first probe to the last signal."""
+"""Real processes: `polyhead serve` on a free port, from the first probe to the last signal.
+
+Whole lives, from a first import to an end and to a second signal, are those of processes started from nothing; what is
+asked of others in between does not depend on that.
+"""
 
 import json
 import re
@@ -25,8 +29,8 @@ HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}
 def launch() -> Iterator[Callable[..., Process]]:
     launched: list[Process] = []
 
-    def start(*arguments: str) -> Process:
-        launched.append(Process(*arguments, entry=SERVE))
+    def start(*arguments: str, entry: tuple[str, ...] = ("serve",)) -> Process:
+        launched.append(Process(*arguments, entry=entry))
         return launched[-1]
 
     yield start
@@ -58,7 +62,7 @@ def streamed(url: str, tokens: int) -> Iterator[str]:
 def test_from_the_first_probe_to_a_drained_end(
     launch: Callable[..., Process], tiny_generator: Path, tiny_classifier: Path, slow: socket.socket
 ) -> None:
-    server = launch(f"chat={tiny_generator}", f"judge={tiny_classifier}")
+    server = launch(f"chat={tiny_generator}", f"judge={tiny_classifier}", entry=SERVE)
     assert server.get("/livez").status_code == 200  # whatever is loaded or not
     assert server.ready().json()["models"] == {name: {"state": "ready"} for name in ("chat", "judge")}
     server.until(lambda: f"ready on {server.url}: chat, judge of 2 models in " in server.log)
@@ -204,7 +208,7 @@ def test_a_load_does_not_hold_the_exit(tmp_path: Path, tiny_generator: Path) -> 
 def test_a_second_signal_does_not_wait(
     launch: Callable[..., Process], tiny_classifier: Path, slow: socket.socket
 ) -> None:
-    server = launch(f"judge={tiny_classifier}")
+    server = launch(f"judge={tiny_classifier}", entry=SERVE)
     server.ready()
     stay(slow, server)
     server.child.send_signal(signal.SIGTERM)
