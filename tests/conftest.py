@@ -8,6 +8,7 @@ from pathlib import Path
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny networks gain nothing from threads, and lose much on shared cores
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as of a server: cores are shared with whoever else is tested
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # dozens of children import all of it: compiled once, not by each
 
 import checkpoints
@@ -26,6 +27,15 @@ def nothing_goes_out_and_nothing_is_unpickled() -> Iterator[None]:
     """By this process, or a child that it has started; a session's child may be heard a test later."""
     yield
     assert not taken()
+
+
+@pytest.fixture(autouse=True)
+def threads_are_given_back() -> Iterator[None]:
+    """What opens a model in this process takes as many as it is told; the next test has one again."""
+    before = torch.get_num_threads()
+    yield
+    if torch.get_num_threads() != before:
+        torch.set_num_threads(before)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
