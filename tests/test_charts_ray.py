@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from service.serve import GRACE
+from service.process import GRACE
 from service.settings import Settings
 from tests.manifests import Manifest, pods_of, rendered, template, validate
 

@@ -280,7 +280,7 @@ def fuzz(seed: int) -> Totals:
 
 @pytest.mark.parametrize("part", range(4))
 def test_thousands_of_random_runs(part: int, full: bool) -> None:
-    """Two, or ten: a rule that is broken by hand is found in the first fifty."""
+    """Two, or ten: a rule that is broken by hand is found in the first two hundred."""
     runs = 2500 if full else 500
     totals = sum((fuzz(seed) for seed in range(part * runs, (part + 1) * runs)), Totals())
     assert all(total > 100 for total in astuple(totals)), f"the fuzz has stopped to exercise something: {totals}"
