@@ -136,6 +136,8 @@ class Process(uvicorn.Server):
         self.listening = 0.0  # since when, in seconds since the process began
         self.deadline = math.inf  # of what is in flight, on `time.monotonic`
         self.stop: Callable[[], Awaitable[None]] = app.state.stop
+        self.hanging = threading.Timer(GRACE, self.abandon)
+        self.hanging.daemon = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -196,8 +198,6 @@ class Process(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self.admission.in_flight:
             log.warning("%d requests are cut: they had their time", self.admission.in_flight)
-        self.hanging = threading.Timer(GRACE, self.abandon)
-        self.hanging.daemon = True
         self.hanging.start()
         await self.stop()  # whose streams end with an error, in the words of their dialect
         await super().shutdown(sockets)

@@ -7,6 +7,8 @@ changes.  A replica says where it is to be reached by what Ray calls routing sta
 
 import asyncio
 import logging
+import os
+import threading
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -34,6 +36,7 @@ from service.upkeep import age
 
 NAMESPACE = "polyhead"
 KEY = b"polyhead.fleet.secret"  # where the cluster keeps it
+ENDING_S = 30.0  # for Ray's part of it
 STATUS_S = 3.0  # how often deployments are asked whether they have failed
 LOOK_S = 0.5  # how often replicas are asked where they are
 HEALTH_S, PATIENCE_S = 2.0, 30.0
@@ -114,13 +117,13 @@ class Ingress:
             handle.deployment_name: Deployed(app, handle, own[handle.deployment_name].models)
             for handle in handles.values()
         }
-        self.app = assemble(settings, secret, lambda fleet: found(fleet, deployed))
-        self.life = self.app.router.lifespan_context(self.app)
+        self.served = assemble(settings, secret, lambda fleet: found(fleet, deployed))
+        self.life = self.served.router.lifespan_context(self.served)
         await self.life.__aenter__()
-        here.DELEGATE.app = self.app
+        here.DELEGATE.app = self.served
 
     def check_health(self) -> None:
-        if reasons := self.app.state.server.dying():
+        if reasons := self.served.state.server.dying():
             raise RuntimeError("; ".join(reasons))
 
     async def __del__(self) -> None:
@@ -279,10 +282,13 @@ def serve(settings: Settings, traces: Traces = UNTRACED) -> int:
     try:
         process.run(sockets=[listener])
     finally:
-        process.hanging.cancel()  # what is left is Ray's to end, in its own time
+        process.hanging.cancel()
+        ending = threading.Timer(ENDING_S, os._exit, [process.code])  # whatever of Ray's doesn't end
+        ending.daemon = True
+        ending.start()
         if not settings.ray_address:
             ray_serve.shutdown()
-            ray.shutdown()
+        ray.shutdown()
     return process.code
 
 
