@@ -3,7 +3,7 @@
     python -m benchmarks.fleet throughput [--rounds 2]    # two replicas on two cores against one on one
     python -m benchmarks.fleet added [--calls 200]        # a classification and a token through Ray against direct
     python -m benchmarks.fleet scaleup                    # from the decision to the first answer, by stage
-    python -m benchmarks.fleet routing                    # policies, two replicas, conversations of several turns
+    python -m benchmarks.fleet routing [--rounds 2]       # policies, two replicas, conversations of several turns
 
 Needs the extra ray.  `throughput`: everything of the one (replica, what speaks for it, Ray, the clients) is held on one
 core, everything of the two on two, each replica on one of its own.  SmolLM2-135M as its file is quantised.
@@ -27,11 +27,13 @@ import httpx
 
 from benchmarks.prose import sentences
 from benchmarks.serving import Running, machine, report, serve
+from benchmarks.simulation import processes
 from service import quickstart, settings
 
 WIDTH, PROMPT, TOKENS = 32, 48, 64  # clients, words of their prompts, tokens of an answer
 WARM_S, MEASURED_S = 8.0, 30.0
-TURNS, SPEAKERS = 5, 12
+TURNS, SPEAKERS, TURN_WORDS, PAUSE_S, CACHE = 6, 8, 60, 1.0, 16_384
+MEASURED = ("random", "round-robin", "two-choices", "affinity")
 REPLICA = re.compile(r"^ray::ServeReplica:polyhead-chat")
 STAGES = (
     ("Ray decides", re.compile(r"Upscaling|Adding 1 replica")),
@@ -213,6 +215,79 @@ def quantile(values: Sequence[float], share: float) -> float:
     return sorted(values)[int(share * (len(values) - 1))]
 
 
+# Routing
+
+
+@dataclass
+class Talk:
+    """What the prompts of one policy's conversations found stored, and how long their first tokens took."""
+
+    prompt: int = 0
+    cached: int = 0
+    firsts: list[float] = field(default_factory=list)
+
+
+async def conversed(http: httpx.AsyncClient, texts: Sequence[str], talk: Talk) -> None:
+    """Several turns: each prompt is all that was said before, and more."""
+    said = " ".join(texts[:2])
+    for text in texts[2:]:
+        said += f" {text}"
+        began, first = time.perf_counter(), True
+        body = asked(said, max_tokens=16, stream_options={"include_usage": True})
+        async with http.stream("POST", "/v1/completions", json=body) as response:
+            response.raise_for_status()
+            async for line in response.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                if first:
+                    talk.firsts.append(time.perf_counter() - began)
+                    first = False
+                event = json.loads(line.removeprefix("data: "))
+                said += "".join(choice["text"] for choice in event["choices"])
+                if usage := event.get("usage"):
+                    talk.prompt += usage["prompt_tokens"]
+                    talk.cached += (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        await asyncio.sleep(PAUSE_S)
+
+
+def measure_routing(rounds: int) -> None:
+    """Each policy in turn has replicas and conversations of its own; speakers come and go, so queues differ."""
+    settings_of = {"models": {"chat": models()["smollm2"]}, "threads": 1, "cache_tokens": CACHE}
+    talks: dict[str, Talk] = {name: Talk() for name in MEASURED}
+    for turn in range(rounds):
+        for name in MEASURED:
+            with contextlib.ExitStack() as stack:
+                started = [
+                    stack.enter_context(processes.started("replica", core, settings_of, f"replica-{core}", os.devnull))
+                    for core in (0, 1)
+                ]
+                ports = [process.port for process in started]
+                ingress = stack.enter_context(processes.started("ingress", 0, settings_of, name, *ports))
+                url = f"http://127.0.0.1:{ingress.port}"
+                until(lambda url=url: ready(url))
+                asyncio.run(conversations(url, talks[name], turn))
+    for name, talk in talks.items():
+        print(
+            f"{name:14s} prefix hit rate {talk.cached / talk.prompt:6.1%}; first token p50 "
+            f"{1e3 * statistics.median(talk.firsts):7.1f} ms, p95 {1e3 * quantile(talk.firsts, 0.95):7.1f} "
+            f"({len(talk.firsts)} turns)"
+        )
+
+
+def ready(url: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        page = httpx.get(f"{url}/metrics", timeout=30).text
+        return 'polyhead_replicas{model="chat"} 2.0' in page
+    return False
+
+
+async def conversations(url: str, talk: Talk, seed: int) -> None:
+    texts = prompts(SPEAKERS * (TURNS + 2) * (seed + 1), TURN_WORDS)[-SPEAKERS * (TURNS + 2) :]
+    async with httpx.AsyncClient(base_url=url, timeout=120) as http:
+        speakers = [texts[number :: SPEAKERS] for number in range(SPEAKERS)]
+        await asyncio.gather(*(conversed(http, speaker, talk) for speaker in speakers))
+
+
 # Scale-up
 
 
@@ -257,7 +332,7 @@ async def scaled(running: Running) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("throughput", "added", "scaleup"))
+    parser.add_argument("what", choices=("throughput", "added", "scaleup", "routing"))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--calls", type=int, default=200)
     given = parser.parse_args()
@@ -267,6 +342,8 @@ def main() -> None:
             measure_throughput(given.rounds)
         case "added":
             measure_added(given.calls)
+        case "routing":
+            measure_routing(given.rounds)
         case _:
             measure_scaleup()
 

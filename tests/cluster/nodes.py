@@ -19,7 +19,7 @@ import httpx
 from processes import Page
 
 HOST = "127.0.0.1"
-PATIENCE = 240.0
+PATIENCE = 420.0
 RAY = str(Path(sys.executable).with_name("ray"))
 TITLE = re.compile(r"^ray::ServeReplica:polyhead-(?P<model>[^:]+):")
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_SERVE_LOG_TO_STDERR": "0", "RAY_worker_niceness": "0"}

@@ -12,7 +12,7 @@ from crowd import COMPLETIONS, Answer, ask, completion
 from load import Asked, load
 from nodes import Cluster, Served, replicas, until
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 LONG = 3000  # tokens: seconds of a tiny network
 
 
