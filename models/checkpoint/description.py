@@ -22,6 +22,7 @@ from models.checkpoint.tensors import Entry, readable
 from models.config import ModelConfig
 from models.decoding import Writing
 from models.errors import CheckpointError
+from models.parallel import Cut
 from models.tokenizer import Tokenizer
 from models.transformer import Transformer
 
@@ -34,7 +35,13 @@ LEAST_DISTANCES = 4  # kinds: near and far ones, before and behind
 MOST_WAVES = 1 << 24  # numbers of sinusoidal positions: they are made, not read
 NAMED = 5  # tensors named in a message; the others are counted
 Pieces = list[tuple[str, Tensor]]
+Cutting = Callable[[Transformer, nn.Module], Mapping[str, Cut]]
 log = getLogger(__name__)
+
+
+def whole(network: Transformer, head: nn.Module) -> Mapping[str, Cut]:  # noqa: ARG001
+    """Nothing is cut."""
+    return {}
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,8 @@ class Description:
     """Everything about a checkpoint but its numbers.
 
     `file` is what describes it, for messages.  `translate` turns a tensor under the file's name into tensors under
-    ours ("head." for those of the head), on the meta device too.
+    ours ("head." for those of the head), on the meta device too.  `cutting` makes the network and its head a share of
+    themselves, where one is wanted, and says how by our names (models.parallel).
     """
 
     file: str
@@ -77,6 +85,7 @@ class Description:
     chat: ChatTemplate | None = None
     stop_tokens: frozenset[int] = field(default_factory=frozenset)
     parts: Parts | None = None  # of a folder: what adapters change
+    cutting: Cutting = whole
     make: Callable[[], Any] | None = None  # of a network that is no Transformer; `config` is then about as large
 
     @property

@@ -14,10 +14,12 @@ from torch import Tensor
 from models.checkpoint.adapter import Merged
 from models.checkpoint.compressed import Compressed
 from models.checkpoint.description import Description, announced, blank, used
+from models.checkpoint.pieces import places_of
 from models.checkpoint.precision import precision_of
 from models.checkpoint.tensors import PIECE, Entry
 from models.heads import LanguageHead
 from models.native.plan import BITS, FORMATS, SHIFTED
+from models.parallel import Cut
 
 TOKEN = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
 FOUND = {"Q4_0": FORMATS["int4"], "int4": FORMATS["int4"], "Q4_1": SHIFTED}  # by packing, of what is stored so
@@ -25,14 +27,16 @@ FOUND = {"Q4_0": FORMATS["int4"], "int4": FORMATS["int4"], "Q4_1": SHIFTED}  # b
 
 @dataclass(frozen=True)
 class Size:
-    """Numbers in a network (tied ones once), in the largest tensor that is laid out anew, and in the largest that is
-    computed as it is read (merged with an adapter, multiplied by scales); bytes of the tokenizer.  `head`: numbers in
-    the head, those it shares with the network too.  `tied`: a generator whose output matrix is that of its tokens.
-    `bits`: see models.native.estimate."""
+    """Numbers in a network (tied ones once), in the largest tensor that is laid out anew, in the largest that is read
+    as a whole and then cut, and in the largest that is computed as it is read (merged with an adapter, multiplied by
+    scales); bytes of the tokenizer.  `head`: numbers in the head, those it shares with the network too.  `tied`: a
+    generator whose output matrix is that of its tokens.  `bits`: see models.native.estimate.
+    """
 
     parameters: int
     head: int
     rearranged: int
+    cut: int
     merged: int
     tokenizer: int
     tied: bool
@@ -44,19 +48,21 @@ class Size:
 
     def passing(self, dtype: torch.dtype) -> int:
         """Bytes beside them while they are read."""
-        return self.rearranged * dtype.itemsize + 2 * self.merged * torch.float32.itemsize + 2 * PIECE
+        return max(self.rearranged, self.cut) * dtype.itemsize + 2 * self.merged * torch.float32.itemsize + 2 * PIECE
 
 
 def size(what: Description) -> Size:
     """Raises CheckpointError where the files do not hold what the description asks for."""
     network, head = blank(what)
     entries = used(what, network, head)
+    cuts = what.cutting(network, head)
     numbers = {id(parameter): parameter.numel() for module in (network, head) for parameter in module.parameters()}
     pieces = {name: announced(what, name, each) for name, each in entries.items()}
     return Size(
         parameters=sum(numbers.values()),
         head=sum(parameter.numel() for parameter in head.parameters()),
         rearranged=max((_scattered(piece for _, piece in each) for each in pieces.values()), default=0),
+        cut=max((prod(each.shape) for name, each in entries.items() if _cut_late(what, name, each, cuts)), default=0),
         merged=max(map(_merged, entries.values()), default=0),
         tokenizer=what.tokenizer.vocab_size * TOKEN,
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,
@@ -73,6 +79,11 @@ def size(what: Description) -> Size:
 def _scattered(pieces: Iterable[Tensor]) -> int:
     """Numbers that do not lie as they will be used."""
     return sum(piece.numel() for piece in pieces if not piece.is_contiguous())
+
+
+def _cut_late(what: Description, name: str, entry: Entry, cuts: Mapping[str, Cut]) -> bool:
+    """Whether it is read as a whole, and something of it is cut then."""
+    return any(ours in cuts for ours, _ in announced(what, name, entry)) and not places_of(what, name, entry, cuts)
 
 
 def _merged(entry: Entry) -> int:

@@ -7,9 +7,10 @@ what it needs and lets go of it again; so there is never more in memory than wha
 from collections.abc import Callable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from models.checkpoint.description import Description, announced, used
+from models.checkpoint.pieces import shares
 from models.checkpoint.tensors import Entry
 from models.transformer import Transformer
 
@@ -17,17 +18,19 @@ from models.transformer import Transformer
 class Weights:
     """Of `network` and `head`, both on the meta device.  `progress` hears of bytes done and bytes in all.
 
-    Raises CheckpointError unless the files hold exactly what is wanted.
+    They become a share of themselves, if only one is wanted, once they are compared with the files.  Raises
+    CheckpointError unless the files hold exactly what is wanted.
     """
 
     def __init__(
         self, what: Description, network: Transformer, head: nn.Module, progress: Callable[[int, int], None]
     ) -> None:
         self._what, self._progress = what, progress
+        entries = used(what, network, head)
+        self._cuts = what.cutting(network, head)
         self._places = places(network, head)
         self._wanted = {f"head.{name}": parameter for name, parameter in head.named_parameters()}
         self._wanted |= dict(network.named_parameters())
-        entries = used(what, network, head)
         self._entries: dict[nn.Parameter, tuple[str, Entry]] = {}
         for name, entry in entries.items():
             for ours, _ in announced(what, name, entry):
@@ -52,7 +55,10 @@ class Weights:
             self._done += size
             self._progress(self._done, self._total)
 
-        for ours, piece in self._what.translate(name, entry.read(dtype, device, advanced)):
+        def read(some: Entry) -> Tensor:
+            return some.read(dtype, device, advanced)
+
+        for ours, piece in shares(self._what, name, entry, self._cuts, read):
             if ours in self._wanted:
                 parameter = nn.Parameter(piece.contiguous())
                 for owner, leaf in self._places[self._wanted[ours]]:

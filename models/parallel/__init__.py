@@ -1,0 +1,29 @@
+"""One network computed by several processes, a share of every layer each: for what is larger than one device.
+
+Knows checkpoints' names of nothing, and no requests.  The one idea is Megatron-LM's (Shoeybi et al. 2019,
+arXiv:1909.08053): of two products in a row the first is split by what it gives and the second by what it takes, so what
+is between them (heads of attention, features of an MLP) is never exchanged, and each pair costs one sum over all.  The
+networks themselves don't know of it: it is put around them, as quantisation is.
+"""
+
+from models.parallel.executor import Follower, Leader
+from models.parallel.group import Group, Way
+from models.parallel.messages import Ask, Asked
+from models.parallel.share import Cut, Share, local, unsplit
+from models.parallel.split import cut, joined, shard
+
+__all__ = [
+    "Ask",
+    "Asked",
+    "Cut",
+    "Follower",
+    "Group",
+    "Leader",
+    "Share",
+    "Way",
+    "cut",
+    "joined",
+    "local",
+    "shard",
+    "unsplit",
+]

@@ -1,0 +1,101 @@
+"""Which part of a network is whose: plain integers, from its configuration and from how many share it.
+
+Knows no tensors but the one it is asked to cut.  The one idea: a share is a range, and ranges need not be of one
+length: three key heads are shared by two as two and one.  The first share is never smaller than another, so whoever has
+it speaks for all when memory is planned.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from models.config import ModelConfig
+from models.errors import UnsupportedError
+
+BY_HEADS = re.compile(r"blocks\.\d+\.attention\.(query|key|value|output)\.(weight|bias)")
+BY_FEATURES = re.compile(r"blocks\.\d+\.mlp\.(up|gate|down)\.(weight|bias)")
+BY_WORDS = ("tokens.weight", "head.output.weight")  # of a generator
+BY_BIAS = "distances.table.weight"  # of models.positions.DistanceBias: a column a head
+TAKES = ("output", "down")  # split by what they take; the others by what they give
+
+
+@dataclass(frozen=True)
+class Share:
+    """That of the `rank`-th of `world`, from 0 on."""
+
+    rank: int
+    world: int
+
+    def of(self, count: int) -> range:
+        """Which of `count` things that lie in order."""
+        start, stop = (-(-count * rank // self.world) for rank in (self.rank, self.rank + 1))
+        return range(start, stop)
+
+    def heads(self, config: ModelConfig) -> tuple[range, range]:
+        """Query heads and key heads: whole groups of those that belong together; where there are fewer key heads than
+        shares, several have the same one and share its query heads."""
+        shared = config.heads // config.kv_heads
+        if config.kv_heads >= self.world:
+            kept = self.of(config.kv_heads)
+            return range(kept.start * shared, kept.stop * shared), kept
+        each = self.world // config.kv_heads
+        own = self.rank // each
+        asking = Share(self.rank % each, each).of(shared)
+        return range(own * shared + asking.start, own * shared + asking.stop), range(own, own + 1)
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A range of one side of a tensor."""
+
+    side: int
+    of: range
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """What is in it, without a copy."""
+        return tensor.narrow(self.side, self.of.start, len(self.of))
+
+
+def local(config: ModelConfig, share: Share) -> ModelConfig:
+    """Of the share, as if it were a network of its own.  UnsupportedError where it cannot be shared among so many."""
+    if reason := unsplit(config, share.world):
+        raise UnsupportedError(reason)
+    asking, kept = share.heads(config)
+    return replace(config, heads=len(asking), kv_heads=len(kept), mlp_width=len(share.of(config.mlp_width)))
+
+
+def unsplit(config: ModelConfig, world: int) -> str:
+    """Why so many cannot share such a network, and how many can; empty if they can."""
+    if divides(config, world):
+        return ""
+    fitting = [str(other) for other in range(1, config.heads + 1) if divides(config, other)]
+    heads = f"its {config.heads} query heads over {config.kv_heads} key heads"
+    return f"{heads} cannot be shared out among {world}; right for tensor_parallel would be {', '.join(fitting)}"
+
+
+def divides(config: ModelConfig, world: int) -> bool:
+    fewer, shared = world > config.kv_heads, config.heads // config.kv_heads
+    if fewer and (world % config.kv_heads or world // config.kv_heads > shared):
+        return False
+    return world <= min(config.mlp_width, config.vocab_size)
+
+
+def cut_of(name: str, config: ModelConfig, share: Share, generates: bool) -> Cut | None:
+    """How the parameter of that name is cut; None: everybody has all of it.
+
+    The words of a generator are shared out, whose embeddings and logits cost as much as layers; those of others, with
+    a head that is not split, are not.
+    """
+    if name in BY_WORDS:
+        return Cut(0, share.of(config.vocab_size)) if generates else None
+    asking, kept = share.heads(config)
+    if name == BY_BIAS and config.position != "distance":
+        return Cut(1, asking)
+    found = BY_HEADS.fullmatch(name) or BY_FEATURES.fullmatch(name)
+    if found is None or (found[1] in TAKES and found[2] == "bias"):
+        return None
+    width = config.head_width
+    heads = {"query": asking, "output": asking, "key": kept, "value": kept}.get(found[1])
+    of = range(heads.start * width, heads.stop * width) if heads else share.of(config.mlp_width)
+    return Cut(1 if found[1] in TAKES else 0, of)

@@ -1,0 +1,96 @@
+"""A network becomes one of its shares: parameters are cut, and where shares meet, modules are exchanged.
+
+Knows the modules of models.transformer by their attributes, as models.native does.  The one idea: names stay what they
+were, so whoever fills the parameters by name finds them, smaller.
+"""
+
+from typing import cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.heads import LanguageHead
+from models.parallel.group import Group
+from models.parallel.share import Cut, Share, cut_of, local
+from models.positions import LinearBias
+from models.transformer import PreBlock, Transformer
+
+
+class Summed(nn.Module):
+    """A product of which everybody has a share of the inputs; the bias is added once, to the sum."""
+
+    def __init__(self, linear: nn.Linear, group: Group) -> None:
+        super().__init__()
+        self.weight, self.bias, self.group = linear.weight, linear.bias, group
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, in of the share] to [T, out]."""
+        out = self.group.sum(F.linear(x, self.weight))
+        return out if self.bias is None else out.add_(self.bias)
+
+
+class Looked(nn.Module):
+    """Embeddings of which everybody has some of the words: whoever has one says it, the others say zeros."""
+
+    def __init__(self, table: nn.Embedding, words: range, group: Group) -> None:
+        super().__init__()
+        self.weight, self.words, self.group = table.weight, words, group
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """[T] to [T, W]."""
+        foreign = (tokens < self.words.start) | (tokens >= self.words.stop)
+        own = F.embedding((tokens - self.words.start).masked_fill_(foreign, 0), self.weight)
+        return self.group.sum(own.masked_fill_(foreign[:, None], 0))
+
+
+class Collected(nn.Module):
+    """Logits of which everybody has those of some words; the first is given all of them."""
+
+    def __init__(self, linear: nn.Linear, counts: list[int], group: Group) -> None:
+        super().__init__()
+        self.weight, self.counts, self.group = linear.weight, counts, group
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[M, W] to [M, V], or of the others to their share of them."""
+        return self.group.collect(F.linear(states, self.weight), self.counts)
+
+
+def shard(network: Transformer, head: nn.Module, group: Group) -> dict[str, Cut]:
+    """Both of them, in place, on the meta device or filled; how their parameters were cut, by name.
+
+    UnsupportedError where so many cannot share it.
+    """
+    cuts = cut(network, head, group.share)
+    joined(network, head, group)
+    return cuts
+
+
+def cut(network: Transformer, head: nn.Module, share: Share) -> dict[str, Cut]:
+    """The parameters alone; what is tied stays so."""
+    whole, generates = network.config, isinstance(head, LanguageHead)
+    network.config = local(whole, share)
+    cuts, cut_once = dict[str, Cut](), dict[nn.Parameter, nn.Parameter]()
+    for prefix, module in (("", network), ("head.", head)):
+        for name, parameter in list(module.named_parameters(remove_duplicate=False)):
+            if how := cut_of(prefix + name, whole, share, generates):
+                cuts[prefix + name] = how
+                small = cut_once.setdefault(parameter, nn.Parameter(how(parameter.detach()).clone()))
+                owner, _, leaf = name.rpartition(".")
+                module.get_submodule(owner).register_parameter(leaf, small)
+    if isinstance(network.distances, LinearBias):
+        asking, _ = share.heads(whole)
+        network.distances.rates = network.distances.rates[asking.start : asking.stop]
+    return cuts
+
+
+def joined(network: Transformer, head: nn.Module, group: Group) -> None:
+    """Of cut parameters: where shares are put together."""
+    for module in network.blocks:
+        block = cast(PreBlock, module)
+        block.attention.output = cast(nn.Linear, Summed(block.attention.output, group))
+        block.mlp.down = cast(nn.Linear, Summed(block.mlp.down, group))
+    if isinstance(head, LanguageHead):
+        share, words = group.share, network.config.vocab_size
+        counts = [len(Share(rank, share.world).of(words)) for rank in range(share.world)]
+        network.tokens = cast(nn.Embedding, Looked(network.tokens, share.of(words), group))
+        head.output = cast(nn.Linear, Collected(head.output, counts, group))
