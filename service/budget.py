@@ -10,16 +10,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import cast
 
+import torch
+
 from models.checkpoint.beside import Laid
 from models.checkpoint.description import Description
 from models.checkpoint.estimate import Size, size
 from models.checkpoint.precision import Suited, suited
 from models.config import ModelConfig
+from models.errors import UnsupportedError
 from models.invariant.linear import proving_bytes
 from models.native import estimate as native
 from models.native.plan import Precision
+from models.parallel import Share, cut, local
 from models.seq2seq_executor import READ
 from models.workspace import Largest, block_bytes, forward_bytes, gathered_bytes, proof_bytes, recorded_bytes
+from service import machine
 from service.engine.reading import reading_bytes
 from service.engine.sampler import drawing_bytes
 from service.errors import NoRoom
@@ -58,6 +63,7 @@ class Sized:
     context: int
     size: Size
     suited: Suited
+    world: int = 1  # how many compute it together; `config` and `size` are those of the first's share
     draft: "Sized | None" = None
     reader: ModelConfig | None = None  # of the body that reads for it, where there are two
 
@@ -71,19 +77,30 @@ class Sized:
         return self.task in ("generate", "fill")
 
 
-def sized(name: str, what: Description, draft: Description | None = None) -> Sized:
-    """Raises CheckpointError where the files do not hold what the description asks for."""
+def sized(name: str, what: Description, draft: Description | None = None, world: int = 1) -> Sized:
+    """Raises CheckpointError where the files do not hold what the description asks for, and UnsupportedError where so
+    many cannot compute it together."""
+    own = what if world == 1 else shared(what, Share(0, world))
     return Sized(
         name=name,
-        config=what.body,
+        config=what.body if world == 1 else local(what.body, Share(0, world)),
+        world=world,
         reader=what.config if what.head.writing else None,
         task="generate" if what.head.writing else cast(Task, what.head.task),
         columns=columns_of(what),
         context=what.max_tokens,
-        size=size(what),
+        size=size(own),
         suited=suited(what.entries.values()),
         draft=sized(f"{name}'s draft", draft) if draft else None,
     )
+
+
+def shared(what: Description, share: Share) -> Description:
+    """Of which only that is counted."""
+    if what.head.writing:
+        message = "a network that reads one text and writes another is not shared out; serve it with tensor_parallel 1"
+        raise UnsupportedError(message, file=what.file)
+    return replace(what, cutting=partial(cut, share=share))
 
 
 @dataclass(frozen=True)
@@ -172,6 +189,7 @@ def torch_parts(model: Sized, settings: Settings, largest: Largest) -> Parts:
     computing = max(forward_bytes(config, dtype, largest), states + read_bytes(model, largest))
     if model.generates:
         before = 0 if dtype.itemsize == 4 else dtype.itemsize  # the logits are float32
+        before += dtype.itemsize if model.world > 1 else 0  # and come from several
         computing = max(computing, drawn_bytes(model, largest, place, before))
         if largest.in_place:  # and the spare block that padding is written to
             computing += recorded_bytes(config, dtype, settings.max_running) + block
@@ -273,6 +291,12 @@ def most_blocks(model: Sized, settings: Settings) -> int:
     if placed(settings).device.type == "cpu":
         useful = min(useful, max(model.context, CACHE_TOKENS))
     return math.ceil((settings.cache_tokens or useful) / placed(settings).block_size)
+
+
+def limit_of(settings: Settings, device: torch.device) -> int:
+    """Bytes for a process's models: what is set, or what is free.  Processes on CPUs have equal parts of that."""
+    free = machine.spendable_memory(device) // (1 if device.type == "cuda" else settings.tensor_parallel)
+    return settings.memory_mib * MIB or free
 
 
 class Budget:

@@ -11,8 +11,7 @@ from models.checkpoint.beside import Trunk
 from models.checkpoint.description import Description
 from models.checkpoint.precision import suited
 from models.checkpoint.reach import ANYWHERE
-from service import machine
-from service.budget import MIB, Budget, Need, Sized, least, mib, need_beside, sized
+from service.budget import MIB, Budget, Need, Sized, least, limit_of, mib, need_beside, sized
 from service.drafts import drafting_for
 from service.errors import NoRoom
 from service.names import is_name, trunk_of
@@ -37,10 +36,11 @@ def named(sources: Sequence[str]) -> dict[str, str]:
 def checked(settings: Settings) -> tuple[str, bool]:
     """A table in MiB with what to say below it, and whether everything fits.  Raises ModelError."""
     described = {name: checkpoint.describe(source) for name, source in settings.models.items() if not trunk_of(name)}
-    models = [sized(name, what, drafting_for(name, what, settings)) for name, what in described.items()]
+    world = settings.tensor_parallel
+    models = [sized(name, what, drafting_for(name, what, settings), world) for name, what in described.items()]
     adapters = [beside(name, described[trunk_of(name)], settings) for name in settings.models if trunk_of(name)]
     kept = sum(adapter.total for adapter in adapters)
-    free = machine.spendable_memory(placed(settings).device)
+    free = limit_of(settings.model_copy(update={"memory_mib": 0}), placed(settings).device)
     budget = Budget(settings.memory_mib * MIB or free, settings)
     needs, complaints = [], []
     for number, model in enumerate(models):

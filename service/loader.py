@@ -9,7 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, cast
@@ -29,7 +29,7 @@ from models.invariant import Sizes, make_head_invariant
 from models.native.plan import hollow, unfit
 from models.seq2seq import Seq2Seq
 from service import machine
-from service.budget import Budget, Need, Sized, need_beside, sized
+from service.budget import Budget, Need, Sized, limit_of, need_beside, sized
 from service.drafts import drafting_for
 from service.engine.drafting import Drafter
 from service.engine.encoder import Encoder
@@ -39,9 +39,10 @@ from service.engine.outcome import Failure, attempt, settle
 from service.engine.reading import Head
 from service.engine.speculation import Speculation
 from service.engine.worker import Worker
-from service.executors import called, executor_of, prepare, sampler_of
+from service.executors import called, executor_of, kernel_for, prepare, sampler_of
 from service.model import Customs, Model
 from service.place import Place, placed, unable
+from service.ranks import Part, Ranks, refuse_adapter
 from service.request import Beams, Sampling, Task
 from service.settings import Settings
 from service.upkeep import trim
@@ -81,6 +82,7 @@ class Served:
     worker: Worker
     need: Need
     trunk: Trunk
+    part: Part | None = None  # where several processes compute it
 
 
 class Loader:
@@ -92,8 +94,8 @@ class Loader:
         if not self.place.instructions:
             gpu = self.place.device.type == "cuda"
             log.info("torch computes, not the compiled step: %s", unable(settings, self.place.precision, gpu))
-        limit = settings.memory_mib << 20 or machine.spendable_memory(self.place.device)
-        self.budget = Budget(limit, settings)
+        self.budget = Budget(limit_of(settings, self.place.device), settings)
+        self._ranks = Ranks(settings, self.place, engine.lose) if settings.tensor_parallel > 1 else None
         self.reach = Reach(Path(settings.model_root or settings.model_dir).expanduser(), known(settings))
         self._proven: Sizes = {}  # of the heads of adapters
         self.spent = {"describe": 0.0, "read and pack": 0.0, "warm up": 0.0}  # seconds, on all models
@@ -104,7 +106,7 @@ class Loader:
         def read() -> Described:
             what = checkpoint.describe(source, self.reach)
             draft = drafting_for(name, what, self._settings)
-            size = sized(name, what, draft)
+            size = sized(name, what, draft, self._settings.tensor_parallel)
             placed(self._settings, size.suited, size.config)  # refused now, it troubles no other model's plan
             return Described(source, what, size, draft)
 
@@ -115,6 +117,7 @@ class Loader:
         """An adapter over a trunk, described.  Raises as `describe` does."""
 
         def read() -> Beside:
+            refuse_adapter(name, self._settings)
             laid = trunk.lay(self.reach.place(source))
             place = placed(self._settings, suited(trunk.what.entries.values()), trunk.what.config)
             return Beside(source, laid, need_beside(name, laid, place))
@@ -161,20 +164,25 @@ class Loader:
         if self.place.instructions and not place.instructions:
             log.info("%s: %s", described.sized.name, apart(unfit(described.sized.config), self.place))
         need, began = self.budget.plan(described.sized, others, kept), time.perf_counter()
-        with ExitStack() as undo:
+        part, in_place = None, kernel_for(place, described.sized.config) is not None
+        if self._ranks is not None:
+            part = self._ranks.part(described.source, self.reach, need, place, in_place=in_place)
+        async with AsyncExitStack() as undo:
             self.budget.take(need)
             undo.callback(self.budget.release, need)
             with self._timed("read and pack"):
                 drafter = await self._engine.call(lambda: self._drafter(described, need))
-                loaded = await self._engine.call(lambda: self._read(described, heard))
-                worker = await self._engine.call(lambda: self._employ(need, loaded, drafter))
+                if part is not None:
+                    undo.push_async_callback(self._engine.call, part.drop)
+                loaded = await self._engine.call(lambda: self._read(described, heard, part))
+                worker = await self._engine.call(lambda: self._employ(need, loaded, drafter, part))
             read = time.perf_counter()
             with self._timed("warm up"):
                 await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
                 await self._engine.call(trim)  # of what was read the allocator keeps as much again
             self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
-        served = Served(model_of(need, loaded, place), worker, need, Trunk(described.what))
+        served = Served(model_of(need, loaded, place), worker, need, Trunk(described.what), part)
         warm, size = time.perf_counter() - read, need.weights / 2**20
         how = f"{place.precision} by {served.model.executor}"
         told = (need.name, loaded.family, loaded.task, how, size, read - began, warm)
@@ -193,6 +201,8 @@ class Loader:
             await self._engine.part(served.worker, served.model.adapter, drain_s)
         else:
             await self._engine.retire(served.worker, drain_s)
+            if served.part is not None:
+                await self._engine.call(served.part.drop)
         self.budget.release(served.need)
 
     async def give_back(self) -> None:
@@ -206,20 +216,24 @@ class Loader:
             return None
         source, size = settings.drafts[name], described.sized.draft
         assert size is not None
-        loaded = self._read(Described(source, described.draft, size), lambda _: None)
+        loaded = self._read(Described(source, described.draft, size), lambda _: None, None)  # whole, and here alone
         words = min(loaded.config.vocab_size, described.sized.config.vocab_size)
         log.info("%s: %s drafts for it", name, source)
-        executor = self._executor(need, loaded)
+        executor = self._executor(need, loaded, None)
         return Drafter(executor, budget=settings.step_tokens, longest=loaded.max_tokens, words=words)
 
-    def _read(self, described: Described, heard: Heard) -> Checkpoint:
+    def _read(self, described: Described, heard: Heard, part: Part | None) -> Checkpoint:
         """On the engine's thread, as the next.  For the compiled step weights are read later, as they are packed."""
+        if part is not None:
+            return part.read(described.what, breathing(self._engine, heard))
         place = placed(self._settings, described.sized.suited, described.sized.config)
         read = checkpoint.begin if place.instructions else checkpoint.read
         progress = breathing(self._engine, heard)
         return read(described.source, described.what, dtype=place.dtype, device=place.device, progress=progress)
 
-    def _executor(self, need: Need, loaded: Checkpoint) -> Executor:
+    def _executor(self, need: Need, loaded: Checkpoint, part: Part | None) -> Executor:
+        if part is not None:
+            return self._executed(part.executor(loaded))
         settings, breathe = self._settings, self._engine.breathe
 
         @contextmanager
@@ -232,8 +246,8 @@ class Loader:
         prepare(loaded, settings, breathe)
         return self._executed(executor_of(loaded, settings, need.blocks, held))
 
-    def _employ(self, need: Need, loaded: Checkpoint, drafter: Drafter | None) -> Worker:
-        settings, executor = self._settings, self._executor(need, loaded)
+    def _employ(self, need: Need, loaded: Checkpoint, drafter: Drafter | None, part: Part | None) -> Worker:
+        settings, executor = self._settings, self._executor(need, loaded, part)
         if not (loaded.writing or isinstance(loaded.head, LanguageHead)):
             head, tokens = cast(Head, loaded.head), settings.encoder_step_tokens
             return Encoder(executor, head, model=need.name, task=cast(Task, loaded.task), token_budget=tokens)

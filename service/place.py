@@ -55,6 +55,11 @@ def placed(settings: Settings, suited: Suited | None = None, config: ModelConfig
     if settings.device == "cuda" and not present:
         raise SettingsError("device: cuda is asked for and torch finds no GPU here; use auto or cpu")
     gpu = present and settings.device != "cpu"
+    if settings.deterministic and settings.tensor_parallel > 1:
+        raise SettingsError("deterministic: sums over processes are not held to the bit; tensor_parallel must be 1")
+    if gpu and settings.tensor_parallel > torch.cuda.device_count():
+        counts = f"{settings.tensor_parallel} devices are asked for and torch finds {torch.cuda.device_count()} here"
+        raise SettingsError(f"tensor_parallel: {counts}; each process has one of its own")
     precision: Precision = settings.precision if settings.precision != "auto" else ("bfloat16" if gpu else "float32")
     hindrance, foreign = unable(settings, precision, gpu), unfit(config) if config else ""
     if (hindrance or foreign) and (settings.executor == "native" or precision.startswith("int")):
@@ -68,7 +73,7 @@ def placed(settings: Settings, suited: Suited | None = None, config: ModelConfig
     hindrance = hindrance or foreign
     if suited and settings.precision == "auto" and not hindrance:
         precision = suited.precision
-    threads = settings.threads or compute_threads()
+    threads = settings.threads or max(compute_threads() // settings.tensor_parallel, 1)
     device, dtype = torch.device("cuda" if gpu else "cpu"), dtype_of(precision)
     kernel = found(device, dtype) if hindrance and settings.block_size % PAGE == 0 else None
     size = settings.block_size or (PAGE if kernel else BLOCK)
@@ -81,6 +86,8 @@ def dtype_of(precision: Precision) -> torch.dtype:
 
 def unable(settings: Settings, precision: Precision, gpu: bool) -> str:
     """Why the compiled step is not used; empty if it is."""
+    if settings.tensor_parallel > 1:
+        return f"tensor_parallel is {settings.tensor_parallel}, and it computes whole networks only"
     if settings.executor == "torch":
         return "executor is set to torch"
     if gpu:

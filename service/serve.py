@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from models.executor import Executor
-from service import quickstart
+from service import follower, quickstart
 from service.api.app import build
 from service.api.record import UNTRACED, Traces
 from service.api.security import follow
@@ -18,6 +18,7 @@ from service.engine.engine import Engine
 from service.loader import Executed
 from service.place import placed
 from service.process import Books, Clock, Process, bound, share_the_interpreter
+from service.ranks import launched
 from service.registry import Registry
 from service.settings import Settings
 from service.text import Text
@@ -37,6 +38,8 @@ def serve(settings: Settings, executed: Executed = unchanged, traces: Traces = U
     request.  Raises SettingsError if the address cannot be listened on, CheckpointError if quick-start models cannot be
     fetched.
     """
+    if (follows := launched(settings, lambda: placed(settings))) is not None:
+        return follower.follow(follows)
     imported = age()
     listener = bound(settings.host, settings.port)
     if not settings.models:

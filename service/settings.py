@@ -78,6 +78,9 @@ class Settings(Spread):
         "if its file is quantised, else float32. int4 takes what a file has in 4 bits as it is, and the rest in 8.",
     )
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: as many as the machine has cores to give.")
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Processes that compute every model together, a share each, on a GPU each if any."
+    )
     cache_tokens: int = Field(
         0, ge=0, le=1 << 30, description="Tokens a generator's cache holds; 0: from its context and the free memory."
     )

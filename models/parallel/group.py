@@ -35,9 +35,10 @@ class Way(Protocol):
 
 @dataclass(frozen=True)
 class Group:
-    """`numbers` is the way of a step, `told` that of what comes next."""
+    """`numbers` is the way of a step, `told` that of what comes next; `device` is this process's own."""
 
     share: Share
+    device: torch.device
     numbers: Way
     told: Way
 
@@ -49,7 +50,7 @@ class Group:
         """
         told = over_sockets(PrefixStore("told", store), share, EVER, host)
         if device.type != "cuda":
-            return cls(share, over_sockets(PrefixStore("numbers", store), share, patience, host), told)
+            return cls(share, device, over_sockets(PrefixStore("numbers", store), share, patience, host), told)
         dist.init_process_group(
             "nccl",
             store=PrefixStore("numbers", store),
@@ -58,7 +59,7 @@ class Group:
             timeout=timedelta(seconds=patience),
             device_id=device,
         )
-        return cls(share, cast(Way, dist.group.WORLD), told)
+        return cls(share, device, cast(Way, dist.group.WORLD), told)
 
     def sum(self, x: Tensor) -> Tensor:
         """Over all, in place: everybody has it then, to the same bit."""

@@ -27,10 +27,15 @@ class Ask(IntEnum):
 
 @dataclass(frozen=True)
 class Asked:
-    """A model to be read, with a cache of `blocks` of `block_size` tokens; `dtype` is torch's word.  `in_place`: what
-    attends reads blocks where they are (models.varlen)."""
+    """A model to be read, with a cache of `blocks` of `block_size` tokens; `dtype` is torch's word.
+
+    `root` and `known` are what its source may reach (models.checkpoint.reach).  `in_place`: what attends reads blocks
+    where they are (models.varlen).
+    """
 
     source: str
+    root: str
+    known: Sequence[str]
     dtype: str
     blocks: int
     block_size: int

@@ -47,6 +47,7 @@ class Engine:
         self._wake, self._lead = threading.Event(), Lead()  # both threads
         self._progress = perf_counter()  # both threads: the last sign of life while there is work
         self._stopping = False  # loop thread writes
+        self._lost = ""  # why nothing can be computed any more; any thread writes
         self._resting = False  # engine thread writes
         self._failing: frozenset[Worker] = frozenset()  # engine thread writes
         self._turns, self._pace = Turns[Worker](), Pace()  # engine thread, as the next
@@ -123,6 +124,20 @@ class Engine:
         self._progress = perf_counter()
         if self._stopping:
             raise Stopped("the server is shutting down", retry_after=1)
+        if self._lost:
+            raise Stopped(self._over)
+
+    def lose(self, why: str) -> None:
+        """From any thread: what is needed to compute is gone for good.  Every request fails, and the thread ends.
+
+        Requests don't wait for that: it may hang in what it has begun.
+        """
+        if not (self._lost or self._stopping):
+            self._lost = why
+            log.critical("%s; every request fails until the server is restarted", why)
+            self._wake.set()
+            if self._thread.is_alive():
+                self._post(self._bury)
 
     def add(self, worker: Worker, weight: float = 1.0) -> None:
         """Let a worker take part; where several are busy, its share of the time is in proportion to `weight`."""
@@ -194,7 +209,7 @@ class Engine:
         if self._closing:
             raise Unavailable("the server is shutting down", retry_after=1)
         if self._gone:
-            raise Unavailable("the engine has stopped: the server must be restarted")
+            raise Unavailable(self._over)
 
     def _send(self, function: Callable[[], None]) -> None:
         self._inbox.append(function)
@@ -253,10 +268,14 @@ class Engine:
 
     def _bury(self) -> None:
         """The thread has ended, wanted or not."""
-        self._gone = True
-        if not self._stopping:
+        if not (self._stopping or self._lost or self._gone):
             log.critical("the engine thread has died; every request fails until the server is restarted")
-        self._fail_all(Stopped("the engine has stopped: the server must be restarted"))
+        self._gone = True
+        self._fail_all(Stopped(self._over))
+
+    @property
+    def _over(self) -> str:
+        return f"{self._lost or 'the engine has stopped'}: the server must be restarted"
 
     # On the engine thread
 
@@ -264,7 +283,7 @@ class Engine:
         try:
             if self._threads:
                 torch.set_num_threads(self._threads)
-            while not self._stopping:
+            while not (self._stopping or self._lost):
                 self._wake.clear()  # before looking: what comes after is not slept through
                 self._read()
                 if not self._turn():
@@ -282,7 +301,7 @@ class Engine:
             self._prove(worker)
 
     def _read(self) -> None:
-        while self._inbox and not self._stopping:
+        while self._inbox and not (self._stopping or self._lost):
             outcome = attempt(self._inbox.popleft())
             if isinstance(outcome, Failure):
                 log.error("what was sent to the engine failed", exc_info=outcome.error)
@@ -319,7 +338,10 @@ class Engine:
         self.steps += 1
         if isinstance(step, Failure):
             self._lead.give()
-            self._fail_step(worker, step.error)
+            if self._lost:  # nobody is to blame, and all are told
+                log.error("a step of model %r failed", worker.model, exc_info=step.error)
+            else:
+                self._fail_step(worker, step.error)
         else:
             self._failing -= {worker}
             self._post(partial(self._bring, worker, step))
