@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
+from shutil import rmtree
 from tempfile import mkdtemp
 
 import torch.distributed as dist
@@ -31,6 +32,7 @@ from service.follower import LAUNCHED, Joining
 from service.place import Place
 from service.settings import Settings, SettingsError
 
+FILE = "file://"
 ENDING_S = 0.5  # from the last that is heard of a process to its end
 
 log = logging.getLogger("polyhead.ranks")
@@ -43,22 +45,25 @@ class Ranks:
         self._numbers = itertools.count(1)
         self._told = lost
         launched = dist.is_torchelastic_launched()
-        self._joining = joining_of(settings, place, LAUNCHED if launched else meeting_place())
-        ranks = () if launched else range(1, self._joining.world)
-        children = [start(replace(self._joining, rank=rank)) for rank in ranks]
+        self.joining = joining_of(settings, place, LAUNCHED if launched else meeting_place())
+        ranks = () if launched else range(1, self.joining.world)
+        self.children = [start(replace(self.joining, rank=rank)) for rank in ranks]
         self._watching = [
             threading.Thread(target=watch, args=(rank, child, lost), daemon=True)
-            for rank, child in zip(ranks, children, strict=True)
+            for rank, child in zip(ranks, self.children, strict=True)
         ]
         for thread in self._watching:
             thread.start()
-        weakref.finalize(self, close, children)
+        self.close = weakref.finalize(self, close, self.children)
 
     @cached_property
     def group(self) -> Group:
         """As soon as all are there."""
-        log.info("%d processes compute together, %d threads each", self._joining.world, self._joining.threads)
-        return self._joining.group()
+        log.info("%d processes compute together, %d threads each", self.joining.world, self.joining.threads)
+        group = self.joining.group()
+        if self.joining.at != LAUNCHED:
+            rmtree(Path(self.joining.at.removeprefix(FILE)).parent, ignore_errors=True)
+        return group
 
     def part(self, source: str, reach: Reach, need: Need, place: Place, *, in_place: bool) -> "Part":
         """A model that is to be read by all, and what it needs of each."""
@@ -133,7 +138,7 @@ def launched(settings: Settings, place: Callable[[], Place]) -> Joining | None:
 
 def meeting_place() -> str:
     """A file in a folder that nobody else can look into."""
-    return f"file://{Path(mkdtemp(prefix='polyhead-'), 'met')}"
+    return f"{FILE}{Path(mkdtemp(prefix='polyhead-'), 'met')}"
 
 
 def start(joining: Joining) -> subprocess.Popen[bytes]:

@@ -49,17 +49,13 @@ class Group:
         `host` is an address of this machine for what goes between CPUs; empty: torch finds one.
         """
         told = over_sockets(PrefixStore("told", store), share, EVER, host)
-        if device.type != "cuda":
-            return cls(share, device, over_sockets(PrefixStore("numbers", store), share, patience, host), told)
-        dist.init_process_group(
-            "nccl",
-            store=PrefixStore("numbers", store),
-            rank=share.rank,
-            world_size=share.world,
-            timeout=timedelta(seconds=patience),
-            device_id=device,
-        )
-        return cls(share, device, cast(Way, dist.group.WORLD), told)
+        if device.type == "cuda":
+            numbers = between_gpus(PrefixStore("numbers", store), share, patience, device)
+        else:
+            numbers = over_sockets(PrefixStore("numbers", store), share, patience, host)
+        group = cls(share, device, numbers, told)
+        group.confirm(True)  # nobody needs the store any more
+        return group
 
     def sum(self, x: Tensor) -> Tensor:
         """Over all, in place: everybody has it then, to the same bit."""
@@ -118,3 +114,16 @@ def over_sockets(store: Any, share: Share, patience: float, host: str) -> Way:
     options._timeout = timedelta(seconds=patience)
     way: Way = gloo(store, share.rank, share.world, options)
     return way
+
+
+def between_gpus(store: Any, share: Share, patience: float, device: torch.device) -> Way:
+    """A way between GPUs (NCCL)."""
+    dist.init_process_group(
+        "nccl",
+        store=store,
+        rank=share.rank,
+        world_size=share.world,
+        timeout=timedelta(seconds=patience),
+        device_id=device,
+    )
+    return cast(Way, dist.group.WORLD)
