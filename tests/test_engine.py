@@ -639,3 +639,21 @@ def test_a_storm_of_requests_and_aborts_leaves_nothing_behind() -> None:
     streams = sum(4 if number % 5 == 0 else 1 for number in range(120))
     assert len(stage.notes.ends) == streams
     assert set(stage.notes.outcomes) == {"done", "aborted"}
+
+
+def test_what_is_needed_to_compute_may_be_gone_for_good() -> None:
+    """Whoever waits hears it at once, and why, though the thread hangs in a step that may never end."""
+    why = "a device is gone: the server must be restarted"
+
+    async def scene(stage: Stage) -> None:
+        gate = stage.pause()
+        [stream] = stage.talk(generate([1, 2]))
+        await stage.until(lambda: bool(stage.executor.seen))
+        await asyncio.to_thread(stage.engine.lose, "a device is gone")
+        assert str(failure(await events(stream))) == why
+        assert not stage.engine.alive
+        with pytest.raises(Unavailable, match=why):
+            stage.talk(generate([1]))
+        gate.set()
+
+    assert play(scene).notes.outcomes == ["failed"]

@@ -24,12 +24,14 @@ from models import checkpoint
 from models.checkpoint import Checkpoint, description, tensors
 from models.checkpoint.pieces import places_of, shares
 from models.checkpoint.reach import ANYWHERE
+from models.config import ModelConfig
 from models.errors import ModelError, UnsupportedError
 from models.executor import Executor, Rows
 from models.heads import LanguageHead
 from models.parallel import Leader, Share, cut, local, unsplit
 from models.parallel.messages import packed, unpacked
 from models.torch_executor import TorchExecutor
+from models.transformer import Transformer
 from service.budget import Need, sized
 from service.engine.generator import Generator
 from service.place import placed
@@ -75,7 +77,7 @@ def made(kinds: dict[str, tuple[Any, Any]], name: str, folder: Path) -> Path:
     config, kind = kinds[name]
     tokenizer = checkpoints.byte_level_bpe() if kinds is GENERATORS else checkpoints.word_piece()
     torch.manual_seed(7)
-    model = kind(config(vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id))
+    model = kind(config(vocab_size=len(tokenizer) + 1, pad_token_id=tokenizer.pad_token_id))  # no even number
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.1)
@@ -249,7 +251,7 @@ def test_key_heads_are_shared_out_or_had_by_several(tiny_generator: Path) -> Non
 
 @pytest.mark.parametrize("name", ["fused and turned", "one key head"])
 def test_each_reads_its_share_and_no_more(name: str, tmp_path: Path) -> None:
-    """Of matrices that are split by what they give, half the bytes; of the others a few rows are in memory at a time."""
+    """Of matrices that are split by what they give, half the bytes; of the others a few rows at a time."""
     folder = str(made(GENERATORS, name, tmp_path))
     what = checkpoint.describe(folder)
     network, head = description.blank(what)
@@ -271,6 +273,20 @@ def test_each_reads_its_share_and_no_more(name: str, tmp_path: Path) -> None:
         if len(pieces) == len(rows) == 1 and len(whole[0][1].shape) > 0 and entry.shape == tuple(whole[0][1].shape):
             assert read == [tuple(pieces[0][1].shape)]
         assert (places_of(what, entry_name, entry, cuts) is None) == (not any(ours in cuts for ours, _ in whole))
+
+
+def test_what_each_head_loses_by_distance_goes_with_it() -> None:
+    config = ModelConfig(
+        vocab_size=50, width=16, depth=1, heads=4, kv_heads=4, head_width=4, mlp_width=8, max_positions=9, causal=True,
+        position="alibi",
+    )  # fmt: skip
+    rates = []
+    for rank in (0, 1):
+        network = Transformer(config)
+        whole = network.distances.rates
+        cut(network, torch.nn.Identity(), Share(rank, 2))
+        rates.append(network.distances.rates)
+    assert torch.equal(torch.cat(rates), whole)
 
 
 def test_half_is_planned_for(tiny_generator: Path) -> None:
