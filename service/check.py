@@ -74,7 +74,8 @@ def shrunk(model: Sized, planned: Need) -> str:
 
 def bounds(settings: Settings, free: int) -> str:
     if not settings.memory_mib:
-        return f"{mib(free)} MiB are free for models on this machine"
+        each = f", for each of {settings.tensor_parallel} processes" if settings.tensor_parallel > 1 else ""
+        return f"{mib(free)} MiB are free for models on this machine{each}"
     over = f", but only {mib(free)} MiB are free on this machine" if free < settings.memory_mib * MIB else ""
     return f"{settings.memory_mib} MiB are set for models{over}"
 

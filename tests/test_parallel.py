@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import checkpoints
@@ -28,7 +29,7 @@ from models.config import ModelConfig
 from models.errors import ModelError, UnsupportedError
 from models.executor import Executor, Rows
 from models.heads import LanguageHead
-from models.parallel import Leader, Share, cut, local, unsplit
+from models.parallel import Ask, Leader, Share, cut, local, unsplit
 from models.parallel.messages import packed, unpacked
 from models.torch_executor import TorchExecutor
 from models.transformer import Transformer
@@ -222,6 +223,30 @@ def test_without_the_other_a_step_ends(pair: Pair, tiny_generator: Path) -> None
         together.step(rows_of(0, 3))
     assert pair.lost[0] == "rank 1 of those that compute together was ended by signal 9"
     assert not Path(pair.ranks.joining.at.removeprefix("file://")).parent.exists()
+
+
+def test_a_step_that_ends_in_the_middle_loses_the_others() -> None:
+    """Whatever it was: they are in another place then."""
+
+    class Own:
+        block_size = block_count = 4
+        group = SimpleNamespace(tell=lambda words: told.append(words[:2]))
+
+        def step(self, rows: Rows) -> torch.Tensor:
+            raise MemoryError
+
+        def copy(self, blocks: object) -> None:
+            raise MemoryError
+
+    told: list[list[int]] = []
+    lost: list[int] = []
+    leader = Leader(Own(), 3, lambda: lost.append(len(told)))  # type: ignore[arg-type]
+    with pytest.raises(MemoryError):
+        leader.step(rows_of(0, 3))
+    with pytest.raises(MemoryError):
+        leader.copy([(0, 1)])
+    leader.copy([])
+    assert (told, lost) == ([[Ask.STEP, 3], [Ask.COPY, 3]], [1, 2])
 
 
 # ---- shares, in one process
