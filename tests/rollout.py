@@ -19,7 +19,7 @@ from load import Asked, begun
 from processes import Process
 
 Manifest = dict[str, Any]
-NEWS = 0.75
+NEWS = 0.5  # of the hook, until whoever forwards has heard that a pod leaves
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Service:
         return pod
 
     async def delete(self, pod: Pod, asked: Asked) -> Gone:
-        """At once its hook begins; the news that it leaves needs most of that time to reach whoever forwards.  When the
+        """At once its hook begins; the news that it leaves needs a part of that time to reach whoever forwards.  When the
         signal comes it has just begun with what is `asked`, since somebody's connection was forwarded last."""
         since = time.monotonic()
         await asyncio.sleep(NEWS * self.terms.hook)
