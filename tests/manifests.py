@@ -191,6 +191,25 @@ CUSTOM |= {
             authorization=closed("credentials", credentials=SECRET),
         ),
     ),
+    "PodMonitor": custom(
+        "monitoring.coreos.com/v1",
+        "PodMonitor",
+        closed(
+            "selector podMetricsEndpoints",
+            jobLabel=TEXT,
+            selector=LABELS,
+            namespaceSelector=closed("matchNames", matchNames=listed(TEXT)),
+            podMetricsEndpoints=listed(
+                closed(
+                    "port",
+                    port=TEXT,
+                    path=TEXT,
+                    interval=TEXT,
+                    relabelings=listed(closed("", action={"enum": ["keep"]}, sourceLabels=listed(TEXT), regex=TEXT)),
+                )
+            ),
+        ),
+    ),
 }
 
 

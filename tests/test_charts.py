@@ -75,6 +75,8 @@ REFUSED = {
     "config: {api_key: s3cret}": "config.api_key: a ConfigMap is no place for keys",
     "config: {api_keys: {a: s3cret}}": "config.api_keys: a ConfigMap is no place for keys",
     "config: {admin_key: s3cret}": "config.admin_key: a ConfigMap is no place for keys",
+    "config: {fleet_key: s3cret}": "config.fleet_key: a ConfigMap is no place for keys",
+    "config: {queued_tokens: 9}": "config.queued_tokens: the values under ray and autoscaling say this",
     "config: {port: 9}": "config.port: the chart sets this itself",
     "extraArgs: [--api-key=s3cret]": "put keys into a Secret",
     "extraArgs: [--admin-key, s3cret]": "put keys into a Secret",
@@ -262,7 +264,7 @@ def test_keys_come_from_a_secret_and_stand_nowhere() -> None:
     (mount,) = (mount for mount in container(found)["volumeMounts"] if mount["name"] == "keys")
     (path,) = (entry["value"] for entry in container(found)["env"] if entry["name"] == "POLYHEAD_KEYS_FILE")
     assert (volume["secretName"], mount["readOnly"], path) == ("mine", True, f"{mount['mountPath']}/keys.yaml")
-    secrets = {"api_key", "api_keys", "admin_key"}
+    secrets = {"api_key", "api_keys", "admin_key", "fleet_key"}
     assert not secrets & settings(kinds(rendered(EVERYTHING))).keys()
     known = {name for name, field in Settings.model_fields.items() if "SecretStr" in str(field.annotation)}
     assert known == secrets, "a new secret: the chart must refuse it in its ConfigMap too (templates/_rules.tpl)"

@@ -35,6 +35,7 @@ EVERYTHING: Manifest = {
         "redis": {"address": "redis:6379", "passwordSecret": {"name": "redis", "key": "password"}},
     },
 }
+TWO = ({"minReplicas": 1}, {"minReplicas": 1})  # groups that the chart has
 both = pytest.mark.parametrize("values", [PLAIN, EVERYTHING], ids=["plain", "everything"])
 REFUSED = {
     "ray: {enabled: true}": "config.models: with ray.enabled name the models",
@@ -101,38 +102,61 @@ def test_what_cannot_be_meant_is_refused_by_name(given: str, complaint: str) -> 
 @both
 def test_settings_are_those_of_a_server_and_have_no_keys(values: Manifest) -> None:
     args = application(values)["args"]
-    Settings(**{name: value for name, value in args.items() if name != "pools"})
-    assert not {"api_key", "api_keys", "admin_key"} & args.keys()
+    known = Settings(**args)
+    assert known.ports == range(9100, 9200)
+    assert not {"api_key", "api_keys", "admin_key", "fleet_key"} & args.keys()
     for pod in pods_of(of(values)["RayService"]).values():
         (container,) = pod["spec"]["containers"]
         secret = values.get("keys", {}).get("secret")
         assert container.get("envFrom") == ([{"secretRef": {"name": secret}}] if secret else None)
 
 
-def test_each_model_has_replicas_but_adapters_and_those_in_a_pool() -> None:
-    assert deployments(PLAIN).keys() == {"Ingress", "chat", "mood", "spam"}
+def test_each_model_is_counted_but_adapters_and_those_in_a_pool() -> None:
+    parts = pytest.importorskip("service.scale").parts
+    assert deployments(PLAIN).keys() == {"Ingress"}
     assert deployments(EVERYTHING).keys() == {"Ingress", "chat", "small"}
-    assert application(EVERYTHING)["args"]["pools"] == EVERYTHING["ray"]["pools"]
+    assert parts(Settings(**application(EVERYTHING)["args"])).keys() == {"chat", "small"}
+    assert parts(Settings(**application(PLAIN)["args"])).keys() == {"chat", "mood", "spam"}
 
 
 def test_replicas_are_counted_by_tokens_unless_a_deployment_says_how_many() -> None:
-    assert [deployments(PLAIN)[name]["num_replicas"] for name in ("chat", "mood")] == [1, 1]
+    assert Settings(**application(PLAIN)["args"]).bounds == (1, 1)
+    known = Settings(**application(EVERYTHING)["args"])
+    assert (known.bounds, known.queued_tokens) == ((2, 6), 4096)
     counted = deployments(EVERYTHING)
-    assert counted["chat"]["num_replicas"] == 3
+    chat = counted["chat"]["autoscaling_config"]
+    assert (chat["min_replicas"], chat["max_replicas"]) == (3, 3)
+    assert "num_replicas" not in counted["chat"]
     assert counted["Ingress"]["num_replicas"] == 2
-    assert "autoscaling_config" not in counted["chat"]
     small = counted["small"]["autoscaling_config"]
-    assert (small["min_replicas"], small["max_replicas"]) == (2, 6)
-    assert small["policy"]["policy_kwargs"] == {"target": 4096}
+    assert (small["min_replicas"], small["max_replicas"]) == known.bounds
+    assert small["policy"]["policy_kwargs"] == {"target": known.queued_tokens}
+
+
+def test_each_replica_has_a_pod_of_its_own_where_prometheus_finds_it() -> None:
+    found = of({**PLAIN, "monitoring": {"serviceMonitor": True}})
+    cpus = Settings(**application(PLAIN)["args"]).replica_cpus
+    pods = pods_of(found["RayService"])
+    requested = {
+        name: float(pod["spec"]["containers"][0]["resources"]["requests"]["cpu"]) for name, pod in pods.items()
+    }
+    assert requested["ingress"] < cpus <= requested["replicas"] < 2 * cpus
+    ports = {
+        name: {port["name"]: port["containerPort"] for port in pod["spec"]["containers"][0]["ports"]}
+        for name, pod in pods.items()
+    }
+    assert ports["replicas"]["replica"] == 9101
+    assert not [name for name in ("", "ingress") if "replica" in ports[name]]
+    monitor = found["PodMonitor"]["spec"]
+    assert [endpoint["port"] for endpoint in monitor["podMetricsEndpoints"]] == ["replica"]
+    assert monitor["selector"]["matchLabels"].items() <= pods["replicas"]["metadata"]["labels"].items()
 
 
 @both
 def test_whoever_has_to_go_has_the_time_to_finish(values: Manifest) -> None:
     service = of(values)["RayService"]["spec"]
     drain = values["config"].get("drain_seconds", 30)
-    assert {deployment["graceful_shutdown_timeout_s"] for deployment in deployments(values).values()} == {drain}
-    templates = pods_of(of(values)["RayService"])
-    for name, pod in templates.items():
+    for name, pod in pods_of(of(values)["RayService"]).items():
         patience = pod["spec"]["terminationGracePeriodSeconds"]
         assert service["rayClusterDeletionDelaySeconds"] >= max(60, patience)
         if name:
@@ -179,12 +203,14 @@ def test_whoever_selects_pods_selects_these(values: Manifest) -> None:
         chosen = budget["spec"]["selector"]["matchLabels"].items()
         assert all(chosen <= labels for labels in workers)
         assert not chosen <= head
-        assert budget["spec"]["minAvailable"] == 1
+        least = sum(group["minReplicas"] for group in values.get("ray", {}).get("workers", TWO))
+        assert budget["spec"]["minAvailable"] == least - 1
 
 
 def test_a_single_worker_may_be_moved() -> None:
     """A budget that lets none go would keep its node from being emptied for ever."""
-    assert "PodDisruptionBudget" not in of(PLAIN)
+    workers = [{"name": "all", "minReplicas": 1, "maxReplicas": 3}]
+    assert "PodDisruptionBudget" not in of({**PLAIN, "ray": {"enabled": True, "workers": workers}})
 
 
 def test_ray_is_among_itself() -> None:

@@ -239,6 +239,6 @@ VALUES: Mapping[str, str] = {
     "dtype": "in which the model is computed",
     "executor": "`native` or `torch`",
     "version": "of the distribution",
-    "replica": "where a replica is reached by its ingress: an address and a port; gone when it is",
+    "replica": "the name of a replica, on Ray its id there; gone when it is",
     "why": "`affinity` (the prompt's beginning is in its cache), `load` (less is queued there), `only` (there is one)",
 }

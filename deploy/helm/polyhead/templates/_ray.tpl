@@ -56,43 +56,55 @@
 {{- hasKey .Values.config "drain_seconds" | ternary .Values.config.drain_seconds 30 | int }}
 {{- end }}
 
-{{- define "polyhead.rayReplicas" -}}
+{{- /* Settings of the application; what is said of Ray Serve alone stands in its own options. */ -}}
+{{- define "polyhead.rayArgs" -}}
+{{- include "polyhead.config" . }}
+replica_cpus: {{ .Values.ray.replica.cpus }}
+replica_gpus: {{ .Values.ray.replica.gpus }}
+replica_ports: {{ .Values.ray.replicaPorts | quote }}
 {{- if eq .Values.autoscaling.by "ray" }}
 {{- include "polyhead.replicaBounds" . }}
+replicas: "{{ .Values.autoscaling.minReplicas }}-{{ .Values.autoscaling.maxReplicas }}"
+queued_tokens: {{ .Values.autoscaling.tokens }}
+{{- else }}
+replicas: {{ .Values.replicas | quote }}
+{{- end }}
+{{- with .Values.ray.pools }}
+pools:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{- define "polyhead.rayCounted" -}}
 autoscaling_config:
   min_replicas: {{ .Values.autoscaling.minReplicas }}
   max_replicas: {{ .Values.autoscaling.maxReplicas }}
+  metrics_interval_s: 1
+  look_back_period_s: 5
   upscale_delay_s: 5
   downscale_delay_s: {{ .Values.autoscaling.downAfterSeconds }}
   policy:
     policy_function: service.fleet.autoscaling:ByTokens
     policy_kwargs: {target: {{ .Values.autoscaling.tokens }}}
-{{- else }}
-num_replicas: {{ .Values.replicas }}
-{{- end }}
-graceful_shutdown_timeout_s: {{ include "polyhead.drainSeconds" . }}
-ray_actor_options:
-  num_cpus: {{ .Values.ray.replica.cpus }}
-  num_gpus: {{ .Values.ray.replica.gpus }}
-{{- end }}
-
-{{- define "polyhead.rayIngress" -}}
-num_replicas: {{ .Values.ray.ingresses }}
-graceful_shutdown_timeout_s: {{ include "polyhead.drainSeconds" . }}
-ray_actor_options: {num_cpus: 1}
 {{- end }}
 
 {{- define "polyhead.serveConfig" -}}
-{{- $settings := include "polyhead.config" . | fromYaml }}
-{{- $deployments := list (merge (dict "name" "Ingress") (default dict .Values.ray.deployments.Ingress) (include "polyhead.rayIngress" . | fromYaml)) }}
+{{- $deployments := list (merge (dict "name" "Ingress") (default dict .Values.ray.deployments.Ingress) (dict "num_replicas" .Values.ray.ingresses)) }}
 {{- range $name := sortAlpha (keys (include "polyhead.replicated" . | fromYaml)) }}
 {{- $own := default dict (index $.Values.ray.deployments $name) }}
-{{- $ours := include "polyhead.rayReplicas" $ | fromYaml }}
-{{- if hasKey $own "num_replicas" }}{{ $ours = omit $ours "autoscaling_config" }}{{ end }}
-{{- if hasKey $own "autoscaling_config" }}{{ $ours = omit $ours "num_replicas" }}{{ end }}
+{{- $ours := dict }}
+{{- if eq $.Values.autoscaling.by "ray" }}
+{{- $ours = include "polyhead.rayCounted" $ | fromYaml }}
+{{- /* Beside what the application asks for a number alone would count for nothing. */ -}}
+{{- with $own.num_replicas }}
+{{- $_ := set $ours "autoscaling_config" (merge (dict "min_replicas" . "max_replicas" .) $ours.autoscaling_config) }}
+{{- $own = omit $own "num_replicas" }}
+{{- end }}
+{{- end }}
+{{- if or $own $ours }}
 {{- $deployments = append $deployments (merge (dict "name" $name) $own $ours) }}
 {{- end }}
-{{- with .Values.ray.pools }}{{ $_ := set $settings "pools" . }}{{ end }}
+{{- end -}}
 proxy_location: EveryNode
 http_options: {host: 0.0.0.0, port: 8000}
 applications:
@@ -100,7 +112,7 @@ applications:
     import_path: service.scale:application
     route_prefix: /
     args:
-      {{- toYaml $settings | nindent 6 }}
+      {{- include "polyhead.rayArgs" . | fromYaml | toYaml | nindent 6 }}
     deployments:
       {{- toYaml $deployments | nindent 6 }}
 {{- end }}

@@ -2,7 +2,7 @@
 
 {{- /* The settings of the server: what is given, and nothing that is a secret. */ -}}
 {{- define "polyhead.config" -}}
-{{- range $key := list "api_key" "api_keys" "admin_key" }}
+{{- range $key := list "api_key" "api_keys" "admin_key" "fleet_key" }}
 {{- if hasKey $.Values.config $key }}
 {{- fail (printf "config.%s: a ConfigMap is no place for keys; put them into a Secret and name it as keys.secret" $key) }}
 {{- end }}
@@ -10,6 +10,11 @@
 {{- range $key := list "host" "port" "config" }}
 {{- if hasKey $.Values.config $key }}
 {{- fail (printf "config.%s: the chart sets this itself; leave it out" $key) }}
+{{- end }}
+{{- end }}
+{{- range $key := list "ray" "ray_address" "replicas" "queued_tokens" "replica_cpus" "replica_gpus" "replica_ports" "pools" }}
+{{- if hasKey $.Values.config $key }}
+{{- fail (printf "config.%s: the values under ray and autoscaling say this; leave it out" $key) }}
 {{- end }}
 {{- end }}
 {{- toYaml .Values.config }}
@@ -21,7 +26,7 @@
 {{- if hasPrefix "--drain-seconds" $argument }}
 {{- fail "extraArgs: set config.drain_seconds instead of --drain-seconds; the time a pod is given to leave follows from it" }}
 {{- end }}
-{{- if or (hasPrefix "--api-key" $argument) (hasPrefix "--admin-key" $argument) }}
+{{- if or (hasPrefix "--api-key" $argument) (hasPrefix "--admin-key" $argument) (hasPrefix "--fleet-key" $argument) }}
 {{- fail "extraArgs: whoever may list pods reads arguments; put keys into a Secret and name it as keys.secret" }}
 {{- end }}
 {{- end }}
@@ -33,7 +38,7 @@
 {{- if eq "POLYHEAD_DRAIN_SECONDS" $variable.name }}
 {{- fail "extraEnv: set config.drain_seconds instead of POLYHEAD_DRAIN_SECONDS; the time a pod is given to leave follows from it" }}
 {{- end }}
-{{- if and (has $variable.name (list "POLYHEAD_API_KEY" "POLYHEAD_API_KEYS" "POLYHEAD_ADMIN_KEY")) (hasKey $variable "value") }}
+{{- if and (has $variable.name (list "POLYHEAD_API_KEY" "POLYHEAD_API_KEYS" "POLYHEAD_ADMIN_KEY" "POLYHEAD_FLEET_KEY")) (hasKey $variable "value") }}
 {{- fail (printf "extraEnv: %s stands here for all to read; put it into a Secret and name it as keys.secret" $variable.name) }}
 {{- end }}
 {{- end }}
