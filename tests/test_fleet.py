@@ -5,7 +5,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from service.fleet.fleet import Fleet
 from service.fleet.frames import frame, proof
 from service.fleet.ingress import assemble
 from service.fleet.replica import Replica
+from service.model import Model
 from service.request import Done, Event, Failed, Generate, Sampling, Token
 from service.settings import Settings
 
@@ -38,6 +39,7 @@ class Scene:
     replicas: list[Replica]
     addresses: dict[str, tuple[str, int]]
     http: httpx.AsyncClient
+    model: Model = field(init=False)  # that was asked last
 
     def list(self, *names: str) -> None:
         self.fleet.listed("all", {name: self.addresses[name] for name in names or self.addresses})
@@ -61,7 +63,8 @@ class Scene:
         await asyncio.sleep(0)
 
     def generate(self, prompt: Sequence[int], most: int, **named: Any) -> Stream:
-        [model] = [model for model in self.fleet.models() if model.name == "chat"]
+        [self.model] = [model for model in self.fleet.models() if model.name == "chat"]
+        model = self.model
         request = Generate("asked", tuple(prompt), most, sampling=GREEDY, **named)
         return self.fleet.submit(model, [request])[0]
 
@@ -272,6 +275,30 @@ def test_what_a_replica_refuses_is_said_in_its_words(settings: Settings) -> None
         last = ended(await heard(here.generate([3] * 5000, 4)))
         assert isinstance(last, Failed)
         assert last.error.status == 400
+
+    played(settings, act, count=1)
+
+
+def test_where_there_is_no_other_replica_what_was_lost_fails(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        stream = here.generate(range(3, 9), 5)
+        await here.kill(here.replicas[0])
+        last = ended(await heard(stream))
+        assert isinstance(last, Failed)
+        assert last.error.code == "stopped"
+        with pytest.raises(PolyheadError, match="no replica of chat"):
+            here.fleet.submit(here.model, [stream.request])
+        assert 'polyhead_model_ready{model="chat"} 0.0' in await here.page()
+
+    played(settings, act, count=1)
+
+
+def test_what_cannot_be_sent_fails_alone(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        last = ended(await heard(here.generate([1 << 70], 5)))
+        assert isinstance(last, Failed)
+        assert last.error.status == 400
+        assert isinstance(ended(await heard(here.generate(range(3, 9), 5))), Done)
 
     played(settings, act, count=1)
 

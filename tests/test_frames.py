@@ -146,8 +146,10 @@ def test_what_is_no_value_of_the_table_is_refused(data: bytes) -> None:
 
 
 def test_what_is_not_in_the_table_is_not_sent() -> None:
-    with pytest.raises(TypeError, match="object is nothing that is sent"):
+    with pytest.raises(FrameError, match="object is nothing that is sent"):
         packed(object())
+    with pytest.raises(FrameError, match="int is nothing that is sent"):
+        packed(1 << 64)
 
 
 def test_a_frame_says_how_long_it_is_and_none_is_longer_than_is_read() -> None:

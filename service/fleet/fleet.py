@@ -19,8 +19,8 @@ from service.change import Change
 from service.engine.blocks import Key, chain, root
 from service.engine.stream import Link, Stream
 from service.engine.worker import Counts, Ended
-from service.errors import Conflict, PolyheadError, Stopped, Unavailable
-from service.fleet.frames import Begun
+from service.errors import BadRequest, Conflict, PolyheadError, Stopped, Unavailable
+from service.fleet.frames import Begun, FrameError
 from service.fleet.line import Address, Circle, Line
 from service.fleet.roll import Roll
 from service.fleet.routing import Affine, Answers, Ask, Routed
@@ -40,9 +40,14 @@ class Sent:
     ticket: int
     ask: Ask
     line: Line = field(init=False)
-    silent: bool = True  # nothing was said of it yet: another replica can answer it as well
+    silent: bool = True  # nothing was said of it yet
     again: bool = False  # it was sent before
     over: bool = False  # the replica has said the last of it
+
+    @property
+    def movable(self) -> bool:
+        """Whether another replica can be asked instead."""
+        return self.silent and not self.again and not isinstance(self.stream.request, Explain)
 
 
 class Fleet:
@@ -109,7 +114,7 @@ class Fleet:
         if self._closing:
             raise Unavailable("the server is shutting down", retry_after=1)
         with concerning(model):
-            lines = self.roll.fit(model)
+            lines = self._lines(model, requests)
             streams = [Stream(request, self._link(model, request)) for request in requests]
             self._send(lines, [self._take(model, stream) for stream in streams])
         for stream in streams:
@@ -186,19 +191,20 @@ class Fleet:
         there = [sent for sent in self._sent.values() if sent.line is line]
         for name in line.models if there or line.fit else ():
             self._books.metrics.lost(name)
-        unheard = [sent for sent in there if sent.silent and not sent.again]
+        gone = Stopped("the replica that computed this was lost; send it again", retry_after=1)
+        unheard = [sent for sent in there if sent.movable]
         for sent in there:
-            if sent not in unheard:
-                self._fail(sent, Stopped("the replica that computed this was lost; send it again", retry_after=1))
-        self._reroute(unheard)
+            if not sent.movable:
+                self._fail(sent, gone)
+        self._reroute(unheard, gone)
 
     def _heard(self, sent: Sent, event: Event | Begun) -> None:
         match event:
             case Begun(waited):
                 sent.stream.course.begun = sent.stream.submitted + waited
                 return
-            case Failed(error=Unavailable() | Stopped()) if sent.silent and not sent.again:
-                self._reroute([sent])
+            case Failed(error=Unavailable() | Stopped()) if sent.movable:
+                self._reroute([sent], event.error)
                 return
             case Done() | Failed():
                 sent.over = True
@@ -208,6 +214,15 @@ class Fleet:
         sent.stream.receive(event)
 
     # How it is done
+
+    def _lines(self, model: Model, requests: Sequence[Request]) -> Sequence[Line]:
+        """Where they may be sent; explanations to who was asked to get ready for them."""
+        lines = self.roll.fit(model)
+        if not any(isinstance(request, Explain) for request in requests):
+            return lines
+        if self._explaining.get(model.name) not in lines:
+            raise Unavailable(f"the replica that explains {model.name} was lost; send it again", retry_after=1)
+        return [self._explaining[model.name]]
 
     def _take(self, model: Model, stream: Stream) -> Sent:
         """It is under way from now on; `_send` says whither."""
@@ -239,31 +254,32 @@ class Fleet:
             frames.setdefault(line, []).append(sent)
         for line, those in frames.items():
             rows = tuple((sent.ticket, sent.stream.request) for sent in those)
-            line.tell("ask", those[0].model.name, those[0].ask.answer, rows)
+            try:
+                line.tell("ask", those[0].model.name, those[0].ask.answer, rows)
+            except FrameError as error:
+                for sent in those:
+                    self._fail(sent, BadRequest(f"it cannot be sent to a replica: {error}"))
 
     def _chosen(self, lines: Sequence[Line], sent: Sent) -> Line:
-        name = sent.model.name
-        if isinstance(sent.stream.request, Explain) and self._explaining.get(name) in lines:
-            return self._explaining[name]
         candidate, why = self._policy.choose(sent.ask, [line.candidate for line in lines])
-        self._books.metrics.routed(name, why)
+        self._books.metrics.routed(sent.model.name, why)
         return next(line for line in lines if line.candidate is candidate)
 
-    def _reroute(self, sents: Sequence[Sent]) -> None:
-        """To other replicas, once."""
+    def _reroute(self, sents: Sequence[Sent], error: PolyheadError) -> None:
+        """To other replicas, once; where there are none they fail with `error`."""
         for name in {sent.model.name for sent in sents}:
             those = [sent for sent in sents if sent.model.name == name]
+            left = {sent.line for sent in those}
             for sent in those:
                 sent.line.candidate.end(sent.ticket)
                 sent.again = True
-            try:
-                left = {sent.line for sent in those}
-                self._send([line for line in self.roll.fit(those[0].model) if line not in left], those)
-            except PolyheadError as error:
-                for sent in those:
-                    self._fail(sent, error)
-            else:
-                self._books.metrics.rerouted(name, len(those))
+            with suppress(Unavailable):
+                if lines := [line for line in self.roll.fit(those[0].model) if line not in left]:
+                    self._books.metrics.rerouted(name, len(those))
+                    self._send(lines, those)
+                    continue
+            for sent in those:
+                self._fail(sent, error)
 
     def _fail(self, sent: Sent, error: PolyheadError) -> None:
         sent.over = True

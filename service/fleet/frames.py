@@ -160,11 +160,12 @@ def plain(value: Any) -> Any:
     elif isinstance(value, Mapping):
         return dict(value)
     if kind not in NUMBERS:
-        raise TypeError(f"{kind.__name__} is nothing that is sent")
+        raise FrameError(f"{kind.__name__} is nothing that is sent")
     return msgpack.ExtType(NUMBERS[kind], packed(tuple(FORMS[kind].row(value))))
 
 
 def packed(value: Any) -> bytes:
+    """Raises FrameError for what is not in the table, and for a number that has no room in 64 bits."""
     return bytes(msgpack.packb(value, default=plain))
 
 

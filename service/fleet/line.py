@@ -12,6 +12,7 @@ from asyncio import StreamReader, StreamWriter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 from service.fleet.frames import NONCE, VERSION, FrameError, frame, proof, read, unpacked
@@ -19,7 +20,7 @@ from service.fleet.routing import Candidate
 from service.model import Model
 
 CONNECT_S = 5.0
-SILENCE_S = 5.0  # a replica says how it is twice a second; one that says nothing for so long is taken for lost
+SILENCE_S = 15.0  # a replica says how it is twice a second; one that says nothing for so long is taken for lost
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two tries to reach one that is listed
 
 Address = tuple[str, int]
@@ -68,6 +69,7 @@ class Line:
         self._circle = circle
         self._writer: StreamWriter | None = None
         self._asked: dict[int, asyncio.Future[Any]] = {}
+        self._numbers = count(1)
         self._listed, self._pause = True, FIRST_PAUSE_S
         self._ways: Mapping[str, Callable[..., None]] = {
             "hello": self._hello,
@@ -93,7 +95,7 @@ class Line:
 
     async def ask(self, way: str, *words: Any) -> Any:
         """What it answers; ConnectionError if it is lost before."""
-        number = len(self._asked) + 1 + max(self._asked, default=0)
+        number = next(self._numbers)
         self._asked[number] = asyncio.get_running_loop().create_future()
         self.tell(way, number, *words)
         try:

@@ -20,7 +20,7 @@ from typing import Any
 from service.api.record import UNTRACED
 from service.engine.engine import Engine, Stream
 from service.engine.worker import Ended, StepReport
-from service.errors import PolyheadError, Unavailable
+from service.errors import AnswerTooLarge, PolyheadError, Unavailable
 from service.fleet.frames import NONCE, VERSION, Begun, FrameError, frame, packed, proof, read
 from service.fleet.pool import Pool
 from service.fleet.routing import Ask, Candidate
@@ -269,7 +269,14 @@ class Visitor:
     def _go(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._gone)
+
+    def _gone(self, task: "asyncio.Task[None]") -> None:
+        """A fault of ours leaves nobody waiting: with the connection all that was asked over it is over."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (fault := task.exception()) is not None:
+            log.error("a connection is given up", exc_info=fault)
+            self._writer.transport.abort()
 
     async def _submit(self, name: str, requests: Sequence[tuple[int, Request]]) -> None:
         try:
@@ -328,8 +335,13 @@ class Visitor:
         self._resume(ticket)
 
     def _send(self) -> None:
-        self.tell("said", tuple(self._said))
-        self._said.clear()
+        said, self._said = tuple(self._said), []
+        try:
+            self.tell("said", said)
+        except FrameError as error:
+            for ticket in {ticket for ticket, _ in said}:
+                self._drop(ticket, answered=False)
+                self.tell("said", ((ticket, Failed(AnswerTooLarge(f"it cannot be told: {error}"))),))
 
     async def _watched(self, number: int, name: str) -> None:
         try:

@@ -230,6 +230,7 @@ class Metrics:
         def look() -> None:
             for model, replicas in counted().items():
                 self._gauge("replicas", model).set(replicas)
+                self._gauge("model_ready", model).set(replicas > 0)
             queued = {(model, replica): tokens for model, replica, tokens in queues()}
             for labels in told - queued.keys():
                 self._gauge.forget("replica_queued_tokens", *labels)

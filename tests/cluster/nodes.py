@@ -29,7 +29,7 @@ def until(condition: Callable[[], Any], patience: float = PATIENCE) -> Any:
     deadline = time.monotonic() + patience
     while not (value := condition()):
         assert time.monotonic() < deadline, f"{condition} has waited for {patience} s"
-        time.sleep(0.1)
+        time.sleep(0.5)
     return value
 
 
