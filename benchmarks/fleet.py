@@ -15,8 +15,12 @@ import contextlib
 import json
 import os
 import re
+import signal
+import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import yaml
 
 from benchmarks.prose import sentences
-from benchmarks.serving import Running, machine, report, serve
+from benchmarks.serving import Running, answers, machine, report, serve
 from benchmarks.simulation import processes
 from service import quickstart, settings
 
@@ -165,30 +170,53 @@ def measure_throughput(rounds: int) -> None:
 
 
 @contextlib.contextmanager
-def proxied(given: dict[str, Any]) -> Iterator[Running]:
-    """The application behind Ray's own proxy."""
-    with serve(json.dumps(given), program=("-m", "benchmarks.ray_proxied"), limit_s=240) as running:
-        yield running
+def proxied(given: dict[str, str]) -> Iterator[str]:
+    """The application behind Ray's own proxy, as a config file deploys it; the address."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    config = {
+        "proxy_location": "HeadOnly",
+        "http_options": {"host": "127.0.0.1", "port": port},
+        "applications": [
+            {
+                "name": "polyhead",
+                "import_path": "service.scale:application",
+                "route_prefix": "/",
+                "args": {"models": given, "replica_cpus": 0.3, "threads": 1},
+                "deployments": [{"name": "Ingress", "ray_actor_options": {"num_cpus": 0.2}}],
+            }
+        ],
+    }
+    with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
+        yaml.safe_dump(config, file)
+        file.flush()
+        command = [str(Path(sys.executable).with_name("serve")), "run", file.name]
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            until(lambda: answers(port, "/readyz"))
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(60)
 
 
 def measure_added(calls: int) -> None:
     served = models()
-    given = {"chat": served["smollm2"], "mood": served["sentiment"], "minilm": served["minilm"]}
+    given = {"chat": served["smollm2"], "mood": served["sentiment"]}
     flags = [f"{name}={source}" for name, source in given.items()]
-    with (
-        serve(*flags, "--threads", "1") as direct,
-        serve(*flags, "--ray", "--replica-cpus", "0.3", "--threads", "1", limit_s=240) as through,
-    ):
-        print(f"{machine()}; {calls} calls of each, one after the other and in turns")
-        ways = {"direct": direct, "polyhead serve --ray": through}
-        asyncio.run(compared(ways, calls))
+    print(f"{calls} calls of each, one after the other and in turns")
+    with serve(*flags, "--threads", "1") as direct:
+        with serve(*flags, "--ray", "--replica-cpus", "0.3", "--threads", "1", limit_s=240) as through:
+            asyncio.run(compared({"direct": direct.url, "polyhead serve --ray": through.url}, calls))
+        with proxied(given) as url:
+            asyncio.run(compared({"direct": direct.url, "behind Ray's proxy": url}, calls))
 
 
-async def compared(ways: dict[str, Running], calls: int) -> None:
+async def compared(ways: dict[str, str], calls: int) -> None:
     async with contextlib.AsyncExitStack() as stack:
         https = {
-            name: await stack.enter_async_context(httpx.AsyncClient(base_url=running.url, timeout=60))
-            for name, running in ways.items()
+            name: await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60))
+            for name, url in ways.items()
         }
         classified: dict[str, list[float]] = {name: [] for name in ways}
         tokens = {name: Count() for name in ways}
@@ -284,7 +312,7 @@ def ready(url: str) -> bool:
 async def conversations(url: str, talk: Talk, seed: int) -> None:
     texts = prompts(SPEAKERS * (TURNS + 2) * (seed + 1), TURN_WORDS)[-SPEAKERS * (TURNS + 2) :]
     async with httpx.AsyncClient(base_url=url, timeout=120) as http:
-        speakers = [texts[number :: SPEAKERS] for number in range(SPEAKERS)]
+        speakers = [texts[number::SPEAKERS] for number in range(SPEAKERS)]
         await asyncio.gather(*(conversed(http, speaker, talk) for speaker in speakers))
 
 
