@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -128,14 +129,21 @@ class Served:
         self.child = subprocess.Popen(
             [sys.executable, "-m", "service", "serve", *flags], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
         )
-        assert self.child.stderr is not None
         self.lines: list[str] = []
+        threading.Thread(target=self.listen, daemon=True).start()
+        self.url = str(until(self.told))
+
+    def listen(self) -> None:
+        """For as long as it lives: a log that nobody reads would hold it up."""
+        assert self.child.stderr is not None
         for line in self.child.stderr:
             self.lines.append(line)
-            if found := re.search(r"listening on (http://\S+?),", line):
-                self.url = found[1]
-                break
-        os.set_blocking(self.child.stderr.fileno(), False)
+
+    def told(self) -> str:
+        """Where it listens."""
+        assert self.child.poll() is None, "".join(self.lines)
+        found = re.search(r"listening on (http://\S+?),", "".join(self.lines))
+        return found[1] if found else ""
 
     @property
     def page(self) -> Page:
