@@ -121,8 +121,8 @@ class Service:
         return pod
 
     async def delete(self, pod: Pod, asked: Asked) -> Gone:
-        """At once its hook begins; the news that it leaves needs a part of that time to reach whoever forwards.  When the
-        signal comes it has just begun with what is `asked`, since somebody's connection was forwarded last."""
+        """At once its hook begins; the news that it leaves needs a part of that time to reach whoever forwards.  When
+        the signal comes it has just begun with what is `asked`, since somebody's connection was forwarded last."""
         since = time.monotonic()
         await asyncio.sleep(NEWS * self.terms.hook)
         pod.leaving = True

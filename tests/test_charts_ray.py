@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from service.fleet.parts import parts
 from service.process import GRACE
 from service.settings import Settings
 from tests.manifests import Manifest, pods_of, rendered, template, validate
@@ -112,7 +113,6 @@ def test_settings_are_those_of_a_server_and_have_no_keys(values: Manifest) -> No
 
 
 def test_each_model_is_counted_but_adapters_and_those_in_a_pool() -> None:
-    parts = pytest.importorskip("service.scale").parts
     assert deployments(PLAIN).keys() == {"Ingress"}
     assert deployments(EVERYTHING).keys() == {"Ingress", "chat", "small"}
     assert parts(Settings(**application(EVERYTHING)["args"])).keys() == {"chat", "small"}
