@@ -57,7 +57,7 @@ def placed(settings: Settings, suited: Suited | None = None, config: ModelConfig
     gpu = present and settings.device != "cpu"
     if settings.deterministic and settings.tensor_parallel > 1:
         raise SettingsError("deterministic: sums over processes are not held to the bit; tensor_parallel must be 1")
-    if gpu and settings.tensor_parallel > torch.cuda.device_count():
+    if gpu and settings.tensor_parallel > max(torch.cuda.device_count(), 1):
         counts = f"{settings.tensor_parallel} devices are asked for and torch finds {torch.cuda.device_count()} here"
         raise SettingsError(f"tensor_parallel: {counts}; each process has one of its own")
     precision: Precision = settings.precision if settings.precision != "auto" else ("bfloat16" if gpu else "float32")
