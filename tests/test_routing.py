@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from service.engine.blocks import chain, root
-from service.fleet.routing import POLICIES, Affine, Answers, Ask, Candidate, Rotation, TwoChoices
+from service.fleet.routing import POLICIES, Affine, Answers, Ask, Candidate, Rotation, TwoChoices, holding
 
 
 def keys_of(tokens: range, block: int = 16) -> tuple[bytes, ...]:
@@ -69,6 +69,20 @@ def test_affinity_decides_where_it_saves_more_than_is_queued() -> None:
     chosen, why = policy.choose(asked(80), candidates)
     assert chosen is not holder
     assert why == "load"
+
+
+def test_of_those_who_have_as_much_stored_the_least_busy_is_asked() -> None:
+    candidates = [Candidate(str(number), kept=100) for number in range(9)]
+    for number in (2, 4, 7):
+        candidates[number].take("before", asked(64))
+        candidates[number].end("before")
+        candidates[number].take("now", Ask(30 - number))
+    candidates[0].take("begins alike", asked(32))
+    candidates[0].end("begins alike")
+    assert holding(asked(80).keys, candidates) == [candidates[number] for number in (2, 4, 7)]
+    assert holding(keys_of(range(500, 580)), candidates) == ()
+    chosen = {Affine(Random(seed)).choose(asked(96), candidates)[0].name for seed in range(20)}
+    assert chosen == {"7"}
 
 
 def test_two_choices_take_the_one_with_less_and_rotation_takes_turns() -> None:

@@ -50,7 +50,7 @@ class Candidate:
         self.name, self.kept, self.elsewhere = name, kept, 0
         self._queued = 0
         self._left: dict[Hashable, Left] = {}
-        self._keys: OrderedDict[Key, None] = OrderedDict()
+        self.keys: OrderedDict[Key, None] = OrderedDict()  # names of blocks that were sent there, oldest first
 
     @property
     def queued(self) -> int:
@@ -65,7 +65,7 @@ class Candidate:
     def stored(self, keys: Sequence[Key]) -> int:
         """How many of the first blocks were sent there before, and may still be in its cache."""
         for count, key in enumerate(keys):
-            if key not in self._keys:
+            if key not in self.keys:
                 return count
         return len(keys)
 
@@ -79,10 +79,10 @@ class Candidate:
         self._left[id] = left
         self._queued += left.total
         for key in reversed(ask.keys):  # beginnings outlive their endings
-            self._keys[key] = None
-            self._keys.move_to_end(key)
-        while len(self._keys) > self.kept:
-            self._keys.popitem(last=False)
+            self.keys[key] = None
+            self.keys.move_to_end(key)
+        while len(self.keys) > self.kept:
+            self.keys.popitem(last=False)
 
     def said(self, id: Hashable) -> None:
         """A token of its answer came: its prompt is computed, and one less is to come."""
@@ -94,7 +94,7 @@ class Candidate:
     def forget(self, keys: Sequence[Key]) -> None:
         """It turned out not to have them."""
         for key in keys:
-            self._keys.pop(key, None)
+            self.keys.pop(key, None)
 
     def end(self, id: Hashable) -> None:
         """It was answered, or is wanted no more."""
@@ -168,7 +168,8 @@ class TwoChoices:
 
 
 class Affine(TwoChoices):
-    """Of those two, and the one that has most of the prompt stored, where there is least to compute.
+    """Of those two, and of those that have most of the prompt stored the one with the fewest tokens queued, where there
+    is least to compute.
 
     So a stored prefix decides exactly where it saves more tokens than are queued before it.
     """
@@ -177,12 +178,25 @@ class Affine(TwoChoices):
         if len(candidates) == 1:
             return candidates[0], "only"
         two = self.two(candidates)
-        if ask.keys:
-            holder = max(candidates, key=lambda one: one.stored(ask.keys[:1]) and one.stored(ask.keys))
-            if holder.stored(ask.keys):
-                two.append(holder)
+        if holders := holding(ask.keys, candidates):
+            two.append(min(holders, key=lambda one: one.queued))
         chosen = min(two, key=lambda one: one.cost(ask))
         return chosen, "affinity" if chosen.stored(ask.keys) else "load"
+
+
+def holding(keys: Sequence[Key], candidates: Sequence[Candidate]) -> Sequence[Candidate]:
+    """Who has most of the first blocks; nobody, if nobody has the very first.
+
+    Block by block, among those who have all before it: what all have (the same beginning) and what one has (a
+    conversation) are found without counting for each of a thousand.
+    """
+    holders: Sequence[Candidate] = ()
+    among = candidates
+    for key in keys:
+        if not (among := [one for one in among if key in one.keys]):
+            break
+        holders = among
+    return holders
 
 
 POLICIES: Mapping[str, Routed] = {
