@@ -27,6 +27,7 @@ from service.api.record import UNTRACED, Traces
 from service.fleet import here
 from service.fleet.autoscaling import QUEUED, ByTokens
 from service.fleet.fleet import Fleet
+from service.fleet.frames import LEFT_S
 from service.fleet.ingress import assemble
 from service.fleet.line import Address
 from service.fleet.parts import parts, with_threads
@@ -188,7 +189,7 @@ def engines(name: str, settings: Settings, secret: str) -> ray_serve.Application
         health_check_period_s=HEALTH_S,
         health_check_timeout_s=PATIENCE_S,
         graceful_shutdown_wait_loop_s=0.1,
-        graceful_shutdown_timeout_s=settings.drain_seconds + GRACE,
+        graceful_shutdown_timeout_s=LEFT_S + settings.drain_seconds + GRACE,
         request_router_config=RequestRouterConfig(request_router_class=Finder, request_routing_stats_period_s=LOOK_S),
     )
     return deployment(Engines).bind(settings, secret)

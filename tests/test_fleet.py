@@ -244,6 +244,27 @@ def test_a_replica_that_leaves_finishes_what_it_has_and_is_asked_no_more(setting
     played(settings, act)
 
 
+def test_a_replica_leaves_when_its_successor_is_there(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        leaving = asyncio.create_task(here.replicas[0].close())
+        await here.until(lambda: next(iter(here.fleet.roll)).parting)
+        here.fleet.listed("all", {})  # Ray says so, too, and of no other one yet
+        events = await heard(here.generate(range(3, 9), 4))
+        assert isinstance(ended(events), Done)
+        assert not leaving.done()
+        await here.start("successor", settings)
+        here.list("successor")
+        await asyncio.wait_for(leaving, 10)
+        here.replicas.pop(0)
+        stream = here.generate(range(3, 9), 4)
+        assert here.fleet._sent[stream].line.name == "successor"
+        assert isinstance(ended(await heard(stream)), Done)
+        assert "polyhead_replicas_lost_total{" not in await here.page()
+        await here.until(lambda: len([*here.fleet.roll]) == 1)
+
+    played(settings, act, count=1)
+
+
 def test_who_leaves_is_computed_for_no_more(settings: Settings) -> None:
     async def act(here: Scene) -> None:
         streams = [here.generate(range(3, 9), 240) for _ in range(3)]

@@ -40,6 +40,7 @@ class Sent:
     ticket: int
     ask: Ask
     line: Line = field(init=False)
+    left: int = 0  # tokens of its prompt that are not stored there
     silent: bool = True  # nothing was said of it yet
     again: bool = False  # it was sent before
     over: bool = False  # the replica has said the last of it
@@ -180,6 +181,11 @@ class Fleet:
             self._books.metrics.loaded(model)
             self.heard(model)
 
+        self.roll.settle()
+
+    def parts(self, line: Line) -> None:  # noqa: ARG002
+        self.roll.settle()
+
     def said(self, line: Line, events: Sequence[tuple[int, Any]]) -> None:
         for ticket, event in events:
             sent = self._by_ticket.get(ticket)
@@ -197,6 +203,7 @@ class Fleet:
             if not sent.movable:
                 self._fail(sent, gone)
         self._reroute(unheard, gone)
+        self.roll.settle()
 
     def _heard(self, sent: Sent, event: Event | Begun) -> None:
         match event:
@@ -249,11 +256,11 @@ class Fleet:
             line = together.get(group) or self._chosen(lines, sent)
             if group:
                 together[group] = line
-            line.candidate.take(sent.ticket, sent.ask)
+            sent.left = line.candidate.take(sent.ticket, sent.ask)
             sent.line = line
             frames.setdefault(line, []).append(sent)
         for line, those in frames.items():
-            rows = tuple((sent.ticket, sent.stream.request) for sent in those)
+            rows = tuple((sent.ticket, sent.left, sent.stream.request) for sent in those)
             try:
                 line.tell("ask", those[0].model.name, those[0].ask.answer, rows)
             except FrameError as error:

@@ -48,6 +48,7 @@ VERSION = 1  # of this table; both ends have the same
 MOST = 1 << 28  # bytes of a frame
 LENGTH = 4  # bytes that say how many follow
 NONCE = 32  # bytes
+LEFT_S = 15.0  # whoever asks a replica that leaves has so long to find somebody else
 
 Row = Sequence[Any]
 

@@ -35,6 +35,9 @@ class Listener(Protocol):
 
     def said(self, line: "Line", events: Sequence[tuple[int, Any]]) -> None: ...
 
+    def parts(self, line: "Line") -> None:
+        """It will leave."""
+
     def lost(self, line: "Line") -> None:
         """What was asked over it is not answered any more."""
 
@@ -64,7 +67,8 @@ class Line:
         self.broken: Mapping[str, str] = {}  # models that it could not load, and why
         self.held: Collection[str] | None = None  # of its models those that are loaded; None: all
         self.block = 0  # tokens in a block of its caches
-        self.leaving = False  # takes nothing new
+        self.parting = False  # it will leave, and takes something new only while nobody else does
+        self.leaving = False  # it takes nothing new
         self.reasons: Sequence[str] = ()  # why nothing should be sent there now
         self._circle = circle
         self._writer: StreamWriter | None = None
@@ -104,9 +108,15 @@ class Line:
             del self._asked[number]
 
     def unlist(self) -> None:
-        """It is not to be had any more: nothing new is asked there, and once all is answered the line is closed."""
-        self._listed, self.leaving = False, True
-        if not self.candidate.open:
+        """It is not to be had any more, once somebody else is."""
+        self._listed, self.parting = False, True
+
+    def part(self) -> None:
+        """Nothing new is asked there; once all is answered, and it is not listed, the line is closed."""
+        if not self.leaving:
+            self.leaving = True
+            self.tell("left")  # nothing new comes after this
+        if not self._listed and not self.candidate.open:
             self._task.cancel()
 
     async def close(self) -> None:
@@ -146,7 +156,7 @@ class Line:
             async with asyncio.timeout(SILENCE_S):
                 way, *rest = await read(reader)
             self._ways[way](*rest)
-            if not self._listed and not self.candidate.open:
+            if self.leaving and not self._listed and not self.candidate.open:
                 return
 
     def _hang_up(self) -> None:
@@ -170,7 +180,7 @@ class Line:
         kept, self.block = cache
         self.candidate = Candidate(name, kept)
         self.models = {model.name: model for model in (self._circle.model(*told) for told in models)}
-        self.broken, self.leaving = broken, not self._listed
+        self.broken, self.leaving, self.parting = broken, False, not self._listed
         self._circle.listener.joined(self)
 
     def _load(self, elsewhere: int, reasons: Sequence[str], held: Sequence[str] | None) -> None:
@@ -181,8 +191,8 @@ class Line:
         return self.held is None or name in self.held
 
     def _leave(self) -> None:
-        self.leaving = True
-        self.tell("left")  # nothing new comes after this
+        self.parting = True
+        self._circle.listener.parts(self)
 
     def _watched(self, number: int, answer: Any) -> None:
         if number in self._asked and not self._asked[number].done():

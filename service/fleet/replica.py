@@ -21,7 +21,7 @@ from service.api.record import UNTRACED
 from service.engine.engine import Engine, Stream
 from service.engine.worker import Ended, StepReport
 from service.errors import AnswerTooLarge, PolyheadError, Unavailable
-from service.fleet.frames import NONCE, VERSION, Begun, FrameError, frame, packed, proof, read
+from service.fleet.frames import LEFT_S, NONCE, VERSION, Begun, FrameError, frame, packed, proof, read
 from service.fleet.pool import Pool
 from service.fleet.routing import Ask, Candidate
 from service.fleet.window import Window
@@ -39,7 +39,6 @@ from service.settings import Settings
 BEAT_S = 0.5  # how often whoever is connected hears how much is queued, if nothing else
 HELLO_S = 10.0  # a stranger has so long to show that it knows the secret
 
-LEFT_S = 2.0  # whoever is connected has so long to hear that nothing new is taken
 
 log = logging.getLogger("polyhead.replica")
 
@@ -124,8 +123,7 @@ class Replica:
         raise Unavailable(f"{name} is not on this replica any more; send it again", retry_after=1)
 
     async def close(self) -> None:
-        """Take nothing new, so that whoever is connected asks elsewhere; then leave, once what is in flight has had its
-        time."""
+        """Leave, once whoever is connected has somebody else to ask and what is in flight has had its time."""
         self.server.admission.close()
         self._listener.close()
         visitors = list(self._visitors)
@@ -243,11 +241,11 @@ class Visitor:
 
     # What it may say
 
-    def _ask(self, name: str, answer: int, requests: Sequence[tuple[int, Request]]) -> None:
-        for ticket, request in requests:
+    def _ask(self, name: str, answer: int, requests: Sequence[tuple[int, int, Request]]) -> None:
+        for ticket, left, _ in requests:
             self._wanted.add(ticket)
-            self.ledger.take(ticket, Ask(request.prompt_tokens, answer))
-        self._go(self._submit(name, requests))
+            self.ledger.take(ticket, Ask(left, answer))
+        self._go(self._submit(name, [(ticket, request) for ticket, _, request in requests]))
 
     def _drop(self, ticket: int, answered: bool) -> None:
         self._over(ticket)

@@ -24,20 +24,30 @@ class Roll:
     def __init__(self, names: Sequence[str], circle: Circle, random: Random) -> None:
         self._names, self._circle, self._random = tuple(names), circle, random
         self._lines: dict[tuple[str, str], Line] = {}  # by deployment and replica
+        self._unlisted: list[Line] = []  # that have something to end
         self._doubts: dict[str, str] = {}  # models that no replica could be started for, and why
 
     def __iter__(self) -> Iterator[Line]:
-        return iter(self._lines.values())
+        return iter((*self._lines.values(), *self._unlisted))
 
     def listed(self, deployment: str, replicas: Mapping[str, Address]) -> None:
         """These are all the replicas of a deployment, by name."""
         for key, line in list(self._lines.items()):
             if key[0] == deployment and replicas.get(key[1]) != line.address:
                 line.unlist()
-                del self._lines[key]
+                self._unlisted.append(self._lines.pop(key))
         for name, address in replicas.items():
             if (deployment, name) not in self._lines:
                 self._lines[deployment, name] = Line(name, address, self._circle)
+        self.settle()
+
+    def settle(self) -> None:
+        """Those who will leave go as soon as each of their models has somebody who stays: not before, or there would be
+        nobody to ask while Ray has stopped the one and not yet said where the other is."""
+        for line in [line for line in self if line.parting]:
+            if not line.open or all(self._staying(name) for name in line.models):
+                line.part()
+        self._unlisted = [line for line in self._unlisted if line.open]
 
     def doubt(self, names: Collection[str], why: str) -> None:
         """No replica of these could be started; nothing: that is over."""
@@ -71,8 +81,11 @@ class Roll:
         return {name: len(self.having(name)) for name in self._names}
 
     def having(self, name: str) -> list[Line]:
-        """Lines to replicas that take requests for a model."""
-        return [line for line in self._lines.values() if line.open and not line.leaving and name in line.models]
+        """Lines to replicas that take requests for a model; to those that will leave only if nobody stays."""
+        return self._staying(name) or [line for line in self if line.open and not line.leaving and name in line.models]
+
+    def _staying(self, name: str) -> list[Line]:
+        return [line for line in self._lines.values() if line.open and not line.parting and name in line.models]
 
     def fit(self, model: Model) -> list[Line]:
         """Where requests for it may be sent: to those that compute just this model, and well, if there are any.

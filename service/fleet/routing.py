@@ -73,8 +73,8 @@ class Candidate:
         """Tokens to be computed until it is answered, its own answer not counted."""
         return self.queued + ask.tokens - self.stored(ask.keys) * ask.block
 
-    def take(self, id: Hashable, ask: Ask) -> None:
-        """It was sent there."""
+    def take(self, id: Hashable, ask: Ask) -> int:
+        """It was sent there; the tokens of its prompt that are to be computed."""
         left = Left(ask.tokens - self.stored(ask.keys) * ask.block, max(ask.answer, 0))
         self._left[id] = left
         self._queued += left.total
@@ -83,6 +83,7 @@ class Candidate:
             self.keys.move_to_end(key)
         while len(self.keys) > self.kept:
             self.keys.popitem(last=False)
+        return left.prompt
 
     def said(self, id: Hashable) -> None:
         """A token of its answer came: its prompt is computed, and one less is to come."""
@@ -90,11 +91,6 @@ class Candidate:
             before = left.total
             left.prompt, left.answer = 0, max(left.answer - 1, 1)  # one that goes on is never done
             self._queued += left.total - before
-
-    def forget(self, keys: Sequence[Key]) -> None:
-        """It turned out not to have them."""
-        for key in keys:
-            self.keys.pop(key, None)
 
     def end(self, id: Hashable) -> None:
         """It was answered, or is wanted no more."""
