@@ -38,6 +38,7 @@ from service import quickstart, settings
 WIDTH, PROMPT, TOKENS = 32, 48, 64  # clients, words of their prompts, tokens of an answer
 WARM_S, MEASURED_S = 8.0, 30.0
 TURNS, SPEAKERS, TURN_WORDS, PAUSE_S, CACHE = 6, 8, 60, 1.0, 16_384
+COMPUTED = 'polyhead_tokens_total{kind="computed"'
 MEASURED = ("random", "round-robin", "two-choices", "affinity")
 REPLICA = re.compile(r"^ray::ServeReplica:polyhead-chat")
 STAGES = (
@@ -119,29 +120,40 @@ def rate(cores: set[int]) -> float:
     """Tokens a second of as many replicas as there are cores, and all that belongs to them on those."""
     flags = ("--ray", "--replicas", str(len(cores)), "--replica-cpus", "1", "--threads", "1")
     with held(cores), serve(f"chat={models()['smollm2']}", *flags, limit_s=240) as running:
-        until(lambda: value(running, 'polyhead_replicas{model="chat"}') == len(cores))
+        until(lambda: sample(running.url, 'polyhead_replicas{model="chat"}') == len(cores))
         for process, core in zip(replicas(), sorted(cores), strict=True):
             pin(process, core)
         return asyncio.run(throughput(running, WIDTH * len(cores)))
 
 
 async def throughput(running: Running, width: int) -> float:
-    count, texts = Count(), prompts(width)
-    async with httpx.AsyncClient(base_url=running.url, timeout=120) as http:
+    """Tokens that replicas computed a second, as their own pages have it: clients that looked at each would take a good
+    part of the cores."""
+    async with httpx.AsyncClient(base_url=running.url, timeout=300) as http:
 
         async def client(text: str) -> None:
             while True:
-                await streamed(http, asked(text), count)
+                (await http.post("/v1/completions", json=asked(text, stream=False))).raise_for_status()
 
-        clients = [asyncio.create_task(client(text)) for text in texts]
+        clients = [asyncio.create_task(client(text)) for text in prompts(width)]
         await asyncio.sleep(WARM_S)
-        before, began = count.tokens, time.perf_counter()
+        before, began = computed(running), time.perf_counter()
         await asyncio.sleep(MEASURED_S)
-        tokens, seconds = count.tokens - before, time.perf_counter() - began
+        tokens, seconds = computed(running) - before, time.perf_counter() - began
         for task in clients:
             task.cancel()
         await asyncio.wait(clients)
     return tokens / seconds
+
+
+def computed(running: Running) -> float:
+    pages = set(re.findall(r"its metrics are on (\S+:\d+)", running.log()))
+    return sum(sample(f"http://{page}", COMPUTED) for page in pages)
+
+
+def sample(url: str, name: str) -> float:
+    page = httpx.get(f"{url}/metrics", timeout=30).text
+    return next((float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(name)), 0.0)
 
 
 def until(condition: Callable[[], Any], patience: float = 240.0) -> None:
@@ -150,11 +162,6 @@ def until(condition: Callable[[], Any], patience: float = 240.0) -> None:
         if time.monotonic() > deadline:
             raise SystemExit("what was waited for does not come")
         time.sleep(0.2)
-
-
-def value(running: Running, sample: str) -> float:
-    page = httpx.get(f"{running.url}/metrics", timeout=30).text
-    return next((float(line.rpartition(" ")[2]) for line in page.splitlines() if line.startswith(sample)), 0.0)
 
 
 def measure_throughput(rounds: int) -> None:
@@ -351,7 +358,7 @@ async def scaled(running: Running) -> None:
                 await streamed(http, asked(text), count)
 
         clients = [asyncio.create_task(client(text)) for text in prompts(WIDTH)]
-        await asyncio.to_thread(until, lambda: value(running, 'polyhead_replicas{model="chat"}') == 2)
+        await asyncio.to_thread(until, lambda: sample(running.url, 'polyhead_replicas{model="chat"}') == 2)
         await asyncio.sleep(5)
         for task in clients:
             task.cancel()
