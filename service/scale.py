@@ -17,6 +17,7 @@ from typing import Any
 
 import ray
 from ray import serve as ray_serve
+from ray.exceptions import RayError
 from ray.experimental import internal_kv
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.handle import DeploymentHandle
@@ -43,7 +44,7 @@ LOOK_S = 0.5  # how often replicas are asked where they are
 HEALTH_S, PATIENCE_S = 2.0, 30.0
 INGRESS_CPUS = 0.5
 PACE = {"metrics_interval_s": 1.0, "look_back_period_s": 5.0, "upscale_delay_s": 5.0, "downscale_delay_s": 60.0}
-HIDDEN = "address"  # what a replica calls where it is to be reached
+ADDRESS = "address"  # what a replica calls where it is to be reached
 
 Told = Callable[[Mapping[str, Address]], None]
 
@@ -63,7 +64,7 @@ class Finder(RequestRouter):
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         super().update_replicas(replicas)
         if (told := here.LISTENERS.get(self._deployment_id.name)) is not None:
-            known = {replica.replica_id.unique_id: replica.routing_stats.get(HIDDEN) for replica in replicas}
+            known = {replica.replica_id.unique_id: replica.routing_stats.get(ADDRESS) for replica in replicas}
             told({name: (address[0], address[1]) for name, address in known.items() if address})
 
 
@@ -84,7 +85,7 @@ class Engines:
         return self.replica.name
 
     def record_routing_stats(self) -> dict[str, Any]:
-        return {HIDDEN: self.address}
+        return {ADDRESS: self.address}
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         return {QUEUED: float(self.replica.queued)}
@@ -157,11 +158,12 @@ async def found(fleet: Fleet, deployed: Mapping[str, Deployed]) -> None:
     greeting = [asyncio.ensure_future(one.handle.greet.remote()) for one in deployed.values()]  # makes their routers
     while True:
         await asyncio.sleep(STATUS_S)
-        apps = (await asyncio.to_thread(ray_serve.status)).applications
-        for name, one in deployed.items():
-            status = apps[one.app].deployments.get(name) if one.app in apps else None
-            failed = status.message if status is not None and status.status == "DEPLOY_FAILED" else ""
-            fleet.roll.doubt(one.models, last_line(failed))
+        with suppress(RayError):  # whoever knows is being started again
+            apps = (await asyncio.to_thread(ray_serve.status)).applications
+            for name, one in deployed.items():
+                status = apps[one.app].deployments.get(name) if one.app in apps else None
+                failed = status.message if status is not None and status.status == "DEPLOY_FAILED" else ""
+                fleet.roll.doubt(one.models, last_line(failed))
         greeting = [one for one in greeting if not one.done()]  # those of replicas that were not there yet
 
 

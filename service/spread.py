@@ -5,9 +5,10 @@ Knows no Ray.  A part of service.settings, which reads them.
 
 import re
 from collections.abc import Mapping
+from typing import Annotated, Any
 
 from pydantic import Field, SecretStr, field_validator
-from pydantic_settings import BaseSettings
+from pydantic_settings import BaseSettings, NoDecode
 
 from service.names import trunk_of
 
@@ -32,10 +33,10 @@ class Spread(BaseSettings):
     replica_cpus: float = Field(1, gt=0, le=1024, description="Cores that Ray keeps for a replica, to compute on.")
     replica_gpus: float = Field(0, ge=0, le=64, description="GPUs that Ray keeps for a replica.")
     replica_ports: str = Field("", description="Ports that replicas listen on, as in 9100-9199; empty: any free ones.")
-    pools: Mapping[str, list[str]] = Field(
+    pools: Annotated[Mapping[str, list[str]], NoDecode] = Field(
         default_factory=dict,
-        description="Models that share replicas on Ray, by a name for them all, as in {small: [a, b, c]}: each is "
-        "loaded when it is asked for.",
+        description="Models that share replicas on Ray, by a name for them all, as in small=a+b+c: each is loaded when "
+        "it is asked for.",
     )
     pool_models: int = Field(
         0,
@@ -58,6 +59,20 @@ class Spread(BaseSettings):
         """To be tried in this order."""
         first, last = pair(self.replica_ports or "0")
         return range(first, last + 1)
+
+    @field_validator("pools", mode="before")
+    @classmethod
+    def pooled(cls, value: Any) -> Any:
+        """A mapping (in the file), or name=model+model, separated by commas."""
+        if not isinstance(value, str):
+            return value
+        pools: dict[str, list[str]] = {}
+        for part in filter(None, (part.strip() for part in value.split(","))):
+            name, _, models = (word.strip() for word in part.partition("="))
+            if not name or not models:
+                raise ValueError(f"{part!r} is not of the form name=model+model, as in small=a+b+c")
+            pools[name] = [model.strip() for model in models.split("+")]
+        return pools
 
     @field_validator("replicas", "replica_ports")
     @classmethod

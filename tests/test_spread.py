@@ -42,6 +42,7 @@ def test_a_replica_computes_on_the_cores_kept_for_it(cpus: float, threads: int, 
         ({"replica_ports": "9100-"}, "a number, or two"),
         ({"pools": {"small": ["a", "zz"]}, "models": MODELS}, "no model is called 'zz'"),
         ({"pools": {"chat": ["a"]}, "models": MODELS}, "'chat' is a model, a pool cannot have its name"),
+        ({"pools": "small", "models": MODELS}, "not of the form name=model"),
         ({"pools": {"small": ["a:x"]}, "models": MODELS}, "'a:x' is an adapter"),
     ],
 )
@@ -51,6 +52,7 @@ def test_what_cannot_be_is_refused(asked: dict[str, Any], words: str) -> None:
 
 
 def test_numbers_and_ranges() -> None:
+    assert read({"pools": "small=a+b, other=chat", "models": MODELS}).pools == {"small": ["a", "b"], "other": ["chat"]}
     assert read({"replicas": "3"}).bounds == (3, 3)
     assert read({"replicas": "1-8"}).bounds == (1, 8)
     assert list(read({"replica_ports": "9100-9102"}).ports) == [9100, 9101, 9102]
