@@ -8,7 +8,8 @@ import asyncio
 import json
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,15 +57,27 @@ def explain(wanted: Wanted, tell: Callable[[str], object]) -> None:
     """Tell why, and write the figure.  ModelError where it cannot be done, SettingsError where settings are wrong."""
     if wanted.plot:
         canvas.check(wanted.plot)
-    logging.getLogger("polyhead").setLevel(logging.ERROR)
     mine = read({})
     name = figures.short_name(wanted.model)
     name = name if is_name(name) else "model"
     settings = read({**ALONE, "models": {name: found(wanted.model, mine.model_dir)}})
-    answer = asyncio.run(asked(settings, wanted))
+    with quiet():
+        answer = asyncio.run(asked(settings, wanted))
     tell(json.dumps(answer, ensure_ascii=False) if wanted.as_json else told(answer))
     if wanted.plot:
         canvas.save(figures.drawn(answer), wanted.plot)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """What the application says of itself while it works is not what was asked for; errors are heard."""
+    log = logging.getLogger("polyhead")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
 
 
 async def asked(settings: Settings, wanted: Wanted) -> dict[str, Any]:

@@ -88,16 +88,17 @@ async def scene(settings: Settings, count: int, those: Sequence[str] = ()) -> As
     server: Server = app.state.server
     fleet = server.registry
     assert isinstance(fleet, Fleet)
-    async with app.router.lifespan_context(app), talking(app) as http:
-        here = Scene(app, fleet, [], {}, http)
-        for number in range(count):
-            await here.start(f"replica-{number}", settings)
-        here.list()
-        await here.until(lambda: all(here.fleet.roll.counted()[name] == count for name in those or settings.models))
-        try:
+    replicas: list[Replica] = []
+    try:
+        async with app.router.lifespan_context(app), talking(app) as http:
+            here = Scene(app, fleet, replicas, {}, http)
+            for number in range(count):
+                await here.start(f"replica-{number}", settings)
+            here.list()
+            await here.until(lambda: all(here.fleet.roll.counted()[name] == count for name in those or settings.models))
             yield here
-        finally:
-            await asyncio.gather(*(replica.close() for replica in here.replicas))
+    finally:  # after whoever asked them: while it is there, the last ones wait for their successors
+        await asyncio.gather(*(replica.close() for replica in replicas))
 
 
 def played(
@@ -364,10 +365,23 @@ def test_a_pool_holds_the_models_that_were_asked_last(
     played(settings, act, count=1, those=("judge", "embed", "rank"))
 
 
+def test_a_line_outlives_what_it_does_not_understand(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        [replica] = here.replicas
+        for nonsense in (("hello", 1), ("dance",), 7):
+            [visitor] = replica._visitors
+            visitor._writer.write(frame(nonsense))
+            await here.until(lambda before=visitor: before not in replica._visitors)
+            await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
+        assert isinstance(ended(await heard(here.generate(range(3, 9), 4))), Done)
+
+    played(settings, act, count=1)
+
+
 def test_strangers_are_sent_away(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
     async def act(here: Scene) -> None:
         port = here.addresses["replica-0"][1]
-        for words in (bytes(64), b"x" * 32 + proof("another", bytes(32)), frame(("ask", "chat", 0, ()))):
+        for words in (bytes(64), b"x" * 32 + proof("another", "asks", bytes(32)), frame(("ask", "chat", 0, ()))):
             reader, writer = await asyncio.open_connection(HOST, port)
             nonce = await reader.readexactly(32)
             assert len(set(nonce)) > 1

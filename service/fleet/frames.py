@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 import msgpack
 
@@ -51,6 +51,7 @@ NONCE = 32  # bytes
 LEFT_S = 15.0  # whoever asks a replica that leaves has so long to find somebody else
 
 Row = Sequence[Any]
+Role = Literal["asks", "answers"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +200,9 @@ async def read(reader: StreamReader, most: int = MOST) -> Any:
     return unpacked(await reader.readexactly(length))
 
 
-def proof(secret: str, nonce: bytes) -> bytes:
-    """That whoever answers `nonce` so knows the secret (HMAC, RFC 2104), which itself is not sent."""
-    return hmac.new(secret.encode(), nonce, hashlib.sha256).digest()
+def proof(secret: str, role: Role, nonce: bytes) -> bytes:
+    """That whoever answers `nonce` so knows the secret (HMAC, RFC 2104), which itself is not sent.
+
+    The role is in it: what one side shows is of no use to whoever wants to pass for the other.
+    """
+    return hmac.new(secret.encode(), role.encode() + nonce, hashlib.sha256).digest()

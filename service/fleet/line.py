@@ -130,6 +130,8 @@ class Line:
                 await self._hear(reader)
             except (OSError, TimeoutError, asyncio.IncompleteReadError, FrameError) as error:
                 log.warning("replica %s at %s:%d: %s", self.name, *self.address, error or type(error).__name__)
+            except (KeyError, TypeError, ValueError) as error:  # of another version, perhaps: it may be replaced
+                log.error("replica %s at %s:%d says what is not known here: %r", self.name, *self.address, error)
             finally:
                 self._hang_up()
             await asyncio.sleep(self._pause)
@@ -147,8 +149,8 @@ class Line:
     async def _introduced(self, reader: StreamReader, writer: StreamWriter) -> None:
         """Both show that they know the secret."""
         theirs, ours = await reader.readexactly(NONCE), secrets.token_bytes(NONCE)
-        writer.write(ours + proof(self._circle.secret, theirs))
-        if not hmac.compare_digest(await reader.readexactly(NONCE), proof(self._circle.secret, ours)):
+        writer.write(ours + proof(self._circle.secret, "asks", theirs))
+        if not hmac.compare_digest(await reader.readexactly(NONCE), proof(self._circle.secret, "answers", ours)):
             raise FrameError("it does not know the secret")
 
     async def _hear(self, reader: StreamReader) -> None:

@@ -96,7 +96,6 @@ class Replica:
         await self._window.open()
         self._beating = asyncio.create_task(self._beat())
         log.info("%s answers on %s:%d, its metrics are on %s:%d", self.name, *asked.getsockname(), *seen.getsockname())
-        self.seen = f"{host}:{seen.getsockname()[1]}"
         return int(asked.getsockname()[1])
 
     def failing(self) -> list[str]:
@@ -190,9 +189,9 @@ async def admit(secret: str, reader: StreamReader, writer: StreamWriter) -> None
     ours = secrets.token_bytes(NONCE)
     writer.write(ours)
     theirs, shown = await reader.readexactly(NONCE), await reader.readexactly(NONCE)
-    if not hmac.compare_digest(shown, proof(secret, ours)):
+    if not hmac.compare_digest(shown, proof(secret, "asks", ours)):
         raise FrameError("it does not know the secret")
-    writer.write(proof(secret, theirs))
+    writer.write(proof(secret, "answers", theirs))
 
 
 class Visitor:
@@ -253,7 +252,8 @@ class Visitor:
             stream.close(answered=answered)
 
     def _hold(self, ticket: int) -> None:
-        self._held[ticket] = asyncio.Event()
+        if ticket in self._wanted:
+            self._held[ticket] = asyncio.Event()
 
     def _resume(self, ticket: int) -> None:
         if held := self._held.pop(ticket, None):
