@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ WIDTH, PROMPT, TOKENS = 32, 48, 64  # clients, words of their prompts, tokens of
 WARM_S, MEASURED_S = 15.0, 40.0
 TURNS, SPEAKERS, TURN_WORDS, PAUSE_S, CACHE = 6, 8, 60, 1.0, 16_384
 GENERATED = 'polyhead_tokens_total{kind="generated"'
+STRAIGHT = {"RAY_SERVE_ENABLE_HA_PROXY": "1", "RAY_SERVE_ENABLE_DIRECT_INGRESS": "1"}  # HAProxy, to replicas' own ports
 MEASURED = ("random", "round-robin", "two-choices", "affinity")
 REPLICA = re.compile(r"^ray::ServeReplica:polyhead-chat")
 STAGES = (
@@ -176,8 +177,8 @@ def measure_throughput(rounds: int) -> None:
 
 
 @contextlib.contextmanager
-def proxied(given: dict[str, str]) -> Iterator[str]:
-    """The application behind Ray's own proxy, as a config file deploys it; the address."""
+def proxied(given: dict[str, str], proxy: Mapping[str, str]) -> Iterator[str]:
+    """The application behind a proxy of Ray's, as a config file deploys it; the address."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     config = {
@@ -197,7 +198,8 @@ def proxied(given: dict[str, str]) -> Iterator[str]:
         yaml.safe_dump(config, file)
         file.flush()
         command = [str(Path(sys.executable).with_name("serve")), "run", file.name]
-        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        process = subprocess.Popen(command, env={**os.environ, **proxy}, **quiet)
         try:
             until(lambda: answers(port, "/readyz"))
             yield f"http://127.0.0.1:{port}"
@@ -217,8 +219,9 @@ def measure_added(calls: int) -> None:
     with serve(*flags, "--threads", "1") as direct:
         with serve(*flags, "--ray", "--replica-cpus", "0.3", "--threads", "1", limit_s=240) as through:
             asyncio.run(compared({"direct": direct.url, "polyhead serve --ray": through.url}, calls))
-        with proxied(given) as url:
-            asyncio.run(compared({"direct": direct.url, "behind Ray's proxy": url}, calls))
+        for name, proxy in (("behind Ray's proxy", {}), ("behind Ray's HAProxy", STRAIGHT)):
+            with proxied(given, proxy) as url:
+                asyncio.run(compared({"direct": direct.url, name: url}, calls))
 
 
 async def compared(ways: dict[str, str], calls: int) -> None:

@@ -185,7 +185,11 @@ class Process(uvicorn.Server):
         os._exit(self.code)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to stop listening: not while something is in flight and has time."""
+        """Whether to stop listening: not while something is in flight and has time.  Clients that keep their connections
+        are sent elsewhere meanwhile: over these they would be refused again and again."""
+        if self.leaving:
+            for connection in list(self.server_state.connections):
+                cast(Connection, connection).part()
         over = self.leaving and (not self.admission.in_flight or time.monotonic() >= self.deadline)
         return await super().on_tick(counter) or over
 

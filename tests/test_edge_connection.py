@@ -250,6 +250,28 @@ def test_a_server_that_leaves_closes_what_is_idle_and_says_so_where_it_answers()
     assert b"here" in busy
 
 
+def test_a_server_that_will_leave_sends_elsewhere_whoever_asks_for_nothing() -> None:
+    async def one() -> tuple[bytes, bytes]:
+        served = Served(replying(b"here", length=True))
+        async with served.listening() as port:
+            idle, half, new = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            for reader, writer in (idle, half):
+                writer.write(GET)
+                assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+            half[1].write(GET[:5])
+            await asyncio.sleep(0.05)
+            for connection in list(served.state.connections):
+                connection.part()  # type: ignore[union-attr]
+            assert await asyncio.wait_for(idle[0].read(), 5) == b""
+            half[1].write(GET[5:])
+            new[1].write(GET)
+            return await asyncio.wait_for(half[0].read(), 5), await asyncio.wait_for(new[0].read(), 5)
+
+    for last in asyncio.run(one()):
+        assert b"connection: close\r\n" in last
+        assert last.endswith(b"here")
+
+
 # In our application
 
 

@@ -23,6 +23,7 @@ from service.settings import SettingsError
 
 BODY = b'{"model": "chat", "prompt": "The fox", "max_tokens": 3, "ignore_eos": true}'
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
+PROBE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 @pytest.fixture
@@ -76,8 +77,17 @@ def test_from_the_first_probe_to_a_drained_end(
     children = Path(f"/proc/{server.child.pid}/task").glob("*/children")
     assert not [path for path in children if path.read_text()], "nothing outlives a kill -9"
     stay(slow, server)
+    kept, begun = (socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) for _ in range(2))
+    for line in (kept, begun):
+        line.sendall(PROBE)
+        assert line.recv(1 << 16).startswith(b"HTTP/1.1 200 OK")
+    begun.sendall(PROBE[:9])
     server.child.send_signal(signal.SIGTERM)
     server.until(lambda: "leaving: 1 requests in flight have 30 s to finish" in server.log)
+    kept.settimeout(10)  # seconds; what is in flight has 30
+    assert kept.recv(1) == b"", "whoever asks for nothing is sent elsewhere"
+    begun.sendall(PROBE[9:])
+    assert b"connection: close" in begun.makefile("rb").read(), "what was begun is the last on its connection"
     draining = server.get("/readyz")
     assert (draining.status_code, draining.json()["draining"]) == (503, True)
     assert server.get("/livez").status_code == 200

@@ -61,13 +61,14 @@ class Measured:
     model: str
     error: str
     step: StepCosts
+    beside: float  # times as long a step takes while a replica computes on the machine's other core, too
     ingress: IngressCosts
 
 
 def read(path: Path = KEPT) -> Measured:
     kept = json.loads(path.read_text("utf-8"))
     step = {name: tuple(value) if isinstance(value, list) else value for name, value in kept["step"].items()}
-    return Measured(kept["machine"], kept["model"], kept["error"], StepCosts(**step), IngressCosts(**kept["ingress"]))
+    return Measured(**kept | {"step": StepCosts(**step), "ingress": IngressCosts(**kept["ingress"])})
 
 
 def write(measured: Measured, path: Path = KEPT) -> None:

@@ -23,7 +23,7 @@ from scipy.optimize import nnls
 
 from benchmarks.serving import machine
 from benchmarks.simulation import costs
-from benchmarks.simulation.costs import IngressCosts, Measured, StepCosts, Work
+from benchmarks.simulation.costs import IngressCosts, Measured, StepCosts, Work, summed
 from benchmarks.simulation.figures import share
 from benchmarks.simulation.load import CACHE, asked, fleet
 from benchmarks.simulation.traffic import Turn
@@ -96,6 +96,22 @@ def replica(seconds: float) -> tuple[StepCosts, str]:
     return step, error(step, found[::3])
 
 
+def beside(step: StepCosts, seconds: float) -> float:
+    """How much longer steps take of two replicas, a core each, that are both at work all the time."""
+    with tempfile.TemporaryDirectory() as folder:
+        with fleet(2, "two-choices", Path(folder) / "steps") as (ingress, _):
+            for together in (2 * each for each in TOGETHER[1:]):
+                asyncio.run(asked(ingress.port, requests(together), together, seconds))
+        return slowed(Path(folder), step)
+
+
+def slowed(folder: Path, known: StepCosts) -> float:
+    """How much longer the steps told there took than they do by what is known of them."""
+    found = [step for path in folder.iterdir() for step in steps(path)]
+    works = [work for work, _ in found]
+    return sum(took for _, took in found) / summed(works, known)
+
+
 def short(answer: int, start: int) -> Iterator[Turn]:
     return (Turn(start + number, 0, 0, 0, 24, answer, 0.0) for number in count())
 
@@ -123,8 +139,9 @@ def main() -> None:
     options = parser.parse_args()
     step, off = replica(options.seconds)
     print(step, off, flush=True)
-    told = Measured(machine(), "SmolLM2-135M-Instruct, int8, one thread", off, step, ingress())
-    print(told.ingress)
+    slower = beside(step, options.seconds)
+    told = Measured(machine(), "SmolLM2-135M-Instruct, int8, one thread", off, step, slower, ingress())
+    print(f"{told.beside:.3f} times as long beside another,", told.ingress)
     costs.write(told)
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from statistics import fmean
 
 from benchmarks.simulation import costs
-from benchmarks.simulation.costs import StepCosts, summed, times
+from benchmarks.simulation.costs import StepCosts, times
 from benchmarks.simulation.figures import share
 from benchmarks.simulation.fleet import Fleet, Plan
 from benchmarks.simulation.load import Heard, fleet, replayed
-from benchmarks.simulation.measure import steps
+from benchmarks.simulation.measure import slowed
 from benchmarks.simulation.traffic import CONVERSATION, Traffic
 
 SHAPE = replace(CONVERSATION, scale=1 / 32)
@@ -45,13 +45,6 @@ def figures(heard: Heard) -> dict[str, float]:
         "token to token, p50, ms": share(gaps, 0.5) * 1e3,
         "token to token, p95, ms": share(gaps, 0.95) * 1e3,
     }
-
-
-def slowed(folder: Path, known: StepCosts) -> float:
-    """How much longer steps took, while this was replayed, than they did when costs were measured."""
-    found = [step for path in folder.iterdir() for step in steps(path)]
-    works = [work for work, _ in found]
-    return sum(took for _, took in found) / summed(works, known)
 
 
 def table(*runs: Heard) -> str:
@@ -80,11 +73,12 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--policy", default="affinity")
     options, known = parser.parse_args(), costs.read()
+    step = known.step if options.replicas == 1 else times(known.step, known.beside)
     traffic = Traffic(SHAPE, options.rate * options.replicas, options.seconds, options.seed, kept=False)
-    real, slower = run(options, traffic, known.step)
-    plan = Plan(traffic, known.step, known.ingress, options.replicas, policy=options.policy, bounded=True)
+    real, slower = run(options, traffic, step)
+    plan = Plan(traffic, step, known.ingress, options.replicas, policy=options.policy, bounded=True)
     print(f"steps took {slower:.3f} times what they did when costs were measured; simulated without that, and with it:")
-    print(table(real, simulated(plan), simulated(replace(plan, step=times(known.step, slower)))))
+    print(table(real, simulated(plan), simulated(replace(plan, step=times(step, slower)))))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from benchmarks.simulation.traffic import CODE, CONVERSATION, Shape, Traffic, ma
 FREE = IngressCosts(0.0, 0.0, 0.0)
 SIZES = (1, 2, 4, 10, 30, 100, 300, 1000)  # replicas
 POLICIES = ("random", "round-robin", "shortest", "two-choices", "affinity")
-REQUESTS = 1000  # in a run's figures, at least
+REQUESTS = 4000  # in a run's figures, at least
 LEAST_S, WARM_UP = 60.0, 0.3  # seconds of a run at least; the part before anything counts
 PER_INGRESS = 25  # replicas for each ingress, where ingresses are not what is studied
 TENANTS = many(CONVERSATION, beginnings=100, beginning=2048)

@@ -315,6 +315,12 @@ class Connection(asyncio.BufferedProtocol):
         self.state.connections.discard(cast(Any, self))
         self.transport.abort()
 
+    def part(self) -> None:
+        """Asked by a server that leaves: the next answer is the last, and whoever asks for nothing may ask elsewhere."""
+        self.closing = True
+        if self.idle and self.exchange is None and not self.buffer:
+            self.transport.close()
+
     def shutdown(self) -> None:
         """Asked by the server: the answer that is under way is the last."""
         self.closing = True

@@ -14,7 +14,7 @@ def nothing_goes_out_and_nothing_is_unpickled() -> None:
     """Not here: Ray pickles what its own processes tell each other, and asks its cloud who it is."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     made = Cluster(tmp_path_factory.mktemp("ray"))
     try:

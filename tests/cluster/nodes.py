@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from processes import Page
 HOST = "127.0.0.1"
 PATIENCE = 420.0
 RAY = str(Path(sys.executable).with_name("ray"))
-TITLE = re.compile(r"^ray::ServeReplica:polyhead-(?P<model>[^:]+):")
+TITLE = re.compile(r"^ray::ServeReplica:polyhead[-:](?P<model>[\w-]+)")
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_SERVE_LOG_TO_STDERR": "0", "RAY_worker_niceness": "0"}
 
 
@@ -100,17 +101,23 @@ def replicas(model: str) -> set[int]:
 
 
 class Cluster:
+    """`dashboard` is where `serve deploy` sends its file."""
+
     def __init__(self, folder: Path) -> None:
         self.address = f"{HOST}:{free_port()}"
-        port = self.address.rpartition(":")[2]
-        flags = ("--head", "--port", port, "--include-dashboard", "false", "--temp-dir", str(folder))
+        port, shown = self.address.rpartition(":")[2], str(free_port())
+        self.dashboard = f"http://{HOST}:{shown}"
+        flags = ("--head", "--port", port, "--dashboard-port", shown, "--temp-dir", str(folder))
         self.nodes = [Node(*flags)]
         until(self.answers)
         self.add()
 
     def answers(self) -> bool:
+        """So does what deploys."""
         status = subprocess.run([RAY, "status", "--address", self.address], env=ENVIRONMENT, capture_output=True)
-        return status.returncode == 0
+        with suppress(httpx.TransportError):
+            return status.returncode == 0 and httpx.get(f"{self.dashboard}/api/version").is_success
+        return False
 
     def add(self) -> Node:
         self.nodes.append(Node("--address", self.address))
