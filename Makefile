@@ -54,7 +54,7 @@ probes: .venv/.dev .venv/.native  ## what must be answered in a tenth of a secon
 browser: .venv/.browser .venv/.native models  ## the playground in headless Chromium; ARGS="--pictures docs/playground"
 	$(BIN)/pytest tests/browser $(ARGS)
 
-cluster: .venv/.ray .venv/.native  ## replicas on a real Ray cluster of two nodes on this machine; ARGS="-k rolled"
+cluster: .venv/.ray .venv/.native .venv/.helm  ## replicas on a real Ray cluster of two nodes on this machine; ARGS="-k rolled"
 	$(BIN)/pytest tests/cluster $(ARGS)
 
 format: .venv/.dev  ## let ruff mend what it can

@@ -185,8 +185,8 @@ class Process(uvicorn.Server):
         os._exit(self.code)
 
     async def on_tick(self, counter: int) -> bool:
-        """Whether to stop listening: not while something is in flight and has time.  Clients that keep their connections
-        are sent elsewhere meanwhile: over these they would be refused again and again."""
+        """Whether to stop listening: not while something is in flight and has time.  Clients that keep connections are
+        sent elsewhere meanwhile: over these they would be refused again and again."""
         if self.leaving:
             for connection in list(self.server_state.connections):
                 cast(Connection, connection).part()

@@ -44,6 +44,7 @@ LOOK_S = 0.5  # how often replicas are asked where they are
 HEALTH_S, PATIENCE_S = 2.0, 30.0
 INGRESS_CPUS = 0.5
 PACE = {"metrics_interval_s": 1.0, "look_back_period_s": 5.0, "upscale_delay_s": 5.0, "downscale_delay_s": 60.0}
+GOING = {"STOPPING", "STOPPED", "PENDING_MIGRATION"}  # states of replicas that end, or end when another is there
 ADDRESS = "address"  # what a replica calls where it is to be reached
 
 Told = Callable[[Mapping[str, Address]], None]
@@ -162,8 +163,10 @@ async def found(fleet: Fleet, deployed: Mapping[str, Deployed]) -> None:
             apps = (await asyncio.to_thread(ray_serve.status)).applications
             for name, one in deployed.items():
                 status = apps[one.app].deployments.get(name) if one.app in apps else None
-                failed = status.message if status is not None and status.status == "DEPLOY_FAILED" else ""
-                fleet.roll.doubt(one.models, last_line(failed))
+                if status is not None:
+                    failed = status.message if status.status == "DEPLOY_FAILED" else ""
+                    wanted = sum(count for state, count in status.replica_states.items() if state not in GOING)
+                    fleet.roll.deployed(one.models, wanted, last_line(failed))
         greeting = [one for one in greeting if not one.done()]  # those of replicas that were not there yet
 
 
@@ -183,6 +186,7 @@ def engines(name: str, settings: Settings, secret: str) -> ray_serve.Application
         name=name,
         num_replicas=None if counted else low,
         autoscaling_config=counted,
+        max_replicas_per_node=settings.replicas_per_node or None,
         ray_actor_options={
             "num_cpus": settings.replica_cpus,
             "num_gpus": settings.replica_gpus,

@@ -32,6 +32,9 @@ class Spread(BaseSettings):
     )
     replica_cpus: float = Field(1, gt=0, le=1024, description="Cores that Ray keeps for a replica, to compute on.")
     replica_gpus: float = Field(0, ge=0, le=64, description="GPUs that Ray keeps for a replica.")
+    replicas_per_node: int = Field(
+        0, ge=0, le=100, description="Replicas of a model on one machine of the cluster, at most; 0: any number."
+    )
     replica_ports: str = Field("", description="Ports that replicas listen on, as in 9100-9199; empty: any free ones.")
     pools: Annotated[Mapping[str, list[str]], NoDecode] = Field(
         default_factory=dict,

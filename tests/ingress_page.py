@@ -19,6 +19,7 @@ WHYS = ("affinity", "load", "only")
 def counted(page: Series) -> bytes:
     """A little more than last time of all that grows."""
     page.gauge("replicas", MODEL).set(len(REPLICAS))
+    page.gauge("wanted_replicas", MODEL).set(len(REPLICAS))
     for number, replica in enumerate(REPLICAS):
         page.gauge("replica_queued_tokens", MODEL, replica).set(100 * (number + 1))
     for why in WHYS:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from service.fleet.frames import LEFT_S
 from service.fleet.parts import parts
 from service.process import GRACE
 from service.settings import Settings
@@ -158,11 +159,15 @@ def test_whoever_has_to_go_has_the_time_to_finish(values: Manifest) -> None:
     drain = values["config"].get("drain_seconds", 30)
     for name, pod in pods_of(of(values)["RayService"]).items():
         patience = pod["spec"]["terminationGracePeriodSeconds"]
-        assert service["rayClusterDeletionDelaySeconds"] >= max(60, patience)
+        assert service["rayClusterDeletionDelaySeconds"] >= max(60, drain + GRACE)
         if name:
-            command = pod["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1]
-            assert command.startswith("ray drain-node ")
-            assert patience >= int(command.split()[-1]) + GRACE > drain + GRACE
+            said, waited = pod["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1].split(" && ", 1)
+            assert said.startswith("timeout 20 ray drain-node ")
+            deadline = int(said.split()[-1])
+            assert f"$(seq {deadline})" in waited
+            ending = LEFT_S + drain + GRACE  # at the deadline less this Ray stops what is still there, replaced or not
+            assert deadline == 120 + ending
+            assert patience > 20 + deadline
 
 
 @both

@@ -213,7 +213,9 @@ def test_a_lost_replica_ends_what_it_had_begun_with_one_error_and_nothing_else(s
                 assert last.completion_tokens == 240
         assert all(isinstance(ended(events), Done) for events in await asyncio.gather(*map(heard, late)))
         here.list("replica-1")
+        here.fleet.roll.deployed(["chat"], 2, "")
         page = await here.page()
+        assert 'polyhead_wanted_replicas{model="chat"} 2.0' in page
         assert 'polyhead_replicas{model="chat"} 1.0' in page
         assert 'polyhead_replicas_lost_total{model="chat"} 1.0' in page
         await here.start("replica-2", settings)  # capacity is back
@@ -332,6 +334,11 @@ def test_models_cannot_be_changed_at_one_server_of_a_fleet(settings: Settings) -
     assert {state.phase for state in fleet.states().values()} == {"waiting"}
     with pytest.raises(PolyheadError, match="no replica of chat takes requests yet"):
         fleet.resolve("chat", ["generate"])
+    fleet.roll.deployed(["chat"], 1, "no folder")
+    with pytest.raises(PolyheadError, match="chat could not be loaded: no folder"):
+        fleet.resolve("chat", ["generate"])
+    fleet.roll.deployed(["chat"], 1, "")
+    assert fleet.states()["chat"].phase == "waiting"
 
 
 def test_a_pool_holds_the_models_that_were_asked_last(

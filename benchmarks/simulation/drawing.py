@@ -76,7 +76,6 @@ def loads(figure: Figure, lines: Sequence[Line]) -> None:
     labelled(right, "time to first token, p95", "load, part of what ten replicas can do", "s")
     for axes in (left, right):
         axes.set_yscale("log")
-        axes.set_ylim(bottom=None)
     left.legend()
 
 

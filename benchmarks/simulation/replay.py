@@ -43,7 +43,9 @@ def figures(heard: Heard) -> dict[str, float]:
         "first token, p95, ms": share(waits, 0.95) * 1e3,
         "token to token, mean, ms": fmean(gaps) * 1e3,
         "token to token, p50, ms": share(gaps, 0.5) * 1e3,
+        "token to token, p90, ms": share(gaps, 0.9) * 1e3,
         "token to token, p95, ms": share(gaps, 0.95) * 1e3,
+        "token to token, p99, ms": share(gaps, 0.99) * 1e3,
     }
 
 

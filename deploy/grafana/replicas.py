@@ -9,8 +9,11 @@ REPLICAS: list[Panel] = [
     Panel(
         "Replicas",
         "short",
-        "Of each model, those that take requests, as its ingress knows.  Servers behind a Service have none.",
-        [(f"max by (model) (polyhead_replicas{{{ROUTED}}})", "{{model}}")],
+        "Of each model, those that take requests, and those that Ray wants.  Servers behind a Service have none.",
+        [
+            (f"max by (model) (polyhead_replicas{{{ROUTED}}})", "{{model}}"),
+            (f"max by (model) (polyhead_wanted_replicas{{{ROUTED}}})", "{{model}} wanted"),
+        ],
     ),
     Panel(
         "Queued tokens by replica",

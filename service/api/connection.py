@@ -316,7 +316,7 @@ class Connection(asyncio.BufferedProtocol):
         self.transport.abort()
 
     def part(self) -> None:
-        """Asked by a server that leaves: the next answer is the last, and whoever asks for nothing may ask elsewhere."""
+        """Asked by a server that leaves: the next answer is the last, and who asks for nothing may ask elsewhere."""
         self.closing = True
         if self.idle and self.exchange is None and not self.buffer:
             self.transport.close()

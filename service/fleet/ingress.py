@@ -30,7 +30,7 @@ def assemble(
     fleet = Fleet(list(settings.models), books, secret, routed)
     server = books.server(settings, fleet, fleet, traces)
     fleet.heard = server.text.expect
-    books.metrics.watch_replicas(fleet.roll.counted, fleet.roll.queues)
+    books.metrics.watch_replicas(fleet.roll)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:

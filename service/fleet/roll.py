@@ -26,6 +26,7 @@ class Roll:
         self._lines: dict[tuple[str, str], Line] = {}  # by deployment and replica
         self._unlisted: list[Line] = []  # that have something to end
         self._doubts: dict[str, str] = {}  # models that no replica could be started for, and why
+        self._wanted: dict[str, int] = {}
 
     def __iter__(self) -> Iterator[Line]:
         return iter((*self._lines.values(), *self._unlisted))
@@ -49,10 +50,14 @@ class Roll:
                 line.part()
         self._unlisted = [line for line in self._unlisted if line.open]
 
-    def doubt(self, names: Collection[str], why: str) -> None:
-        """No replica of these could be started; nothing: that is over."""
+    def deployed(self, names: Collection[str], wanted: int, why: str) -> None:
+        """So many replicas of these there should be; `why` none could be started, nothing: that is over."""
         for name in names:
-            self._doubts[name] = why
+            self._wanted[name], self._doubts[name] = wanted, why
+
+    def wanted(self) -> Mapping[str, int]:
+        """Replicas of each model that there should be, where that was said."""
+        return self._wanted
 
     def names(self) -> list[str]:
         return list(self._names)

@@ -164,6 +164,13 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     REPLICAS: (
         gauge("replicas", ("model",), "replicas", "Replicas that take requests.", "PolyheadReplicasMissing"),
         gauge(
+            "wanted_replicas",
+            ("model",),
+            "replicas",
+            "Replicas that there should be, as Ray says.",
+            "PolyheadReplicasMissing",
+        ),
+        gauge(
             "replica_queued_tokens",
             ("model", "replica"),
             "tokens",
@@ -175,7 +182,7 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
             ("model",),
             "connections",
             "Connections to replicas that broke; one that leaves in peace is not lost.",
-            "PolyheadReplicasLost, PolyheadReplicasMissing",
+            "PolyheadReplicasLost",
         ),
         counter("routed", ("model", "why"), "requests", "Texts and prompts sent to a replica, by what decided which."),
         counter(

@@ -84,6 +84,18 @@ class Watched(Protocol):
     def counts(self) -> Mapping[tuple[str, Duty], Open]: ...
 
 
+class Roll(Protocol):
+    """What is asked of whoever sends to replicas whenever the page is read: numbers by model."""
+
+    def counted(self) -> Mapping[str, int]:
+        """Replicas that take requests."""
+
+    def wanted(self) -> Mapping[str, int]:
+        """Replicas that there should be, where that was said."""
+
+    def queues(self) -> Iterable[Queue]: ...
+
+
 class Described(Protocol):
     """What the page says of a served model."""
 
@@ -223,15 +235,17 @@ class Metrics:
         self._watch("engine_stalled_seconds", engine.stalled)
         self._watched.append(lambda: self._count(engine.counts()))
 
-    def watch_replicas(self, counted: Callable[[], Mapping[str, int]], queues: Callable[[], Iterable[Queue]]) -> None:
-        """Ask how many replicas each model has, and how much is queued at each, whenever the page is read."""
+    def watch_replicas(self, roll: Roll) -> None:
+        """Ask `roll` for replicas, those there should be, and what is queued at each, whenever the page is read."""
         told: set[tuple[str, str]] = set()
 
         def look() -> None:
-            for model, replicas in counted().items():
+            for model, replicas in roll.counted().items():
                 self._gauge("replicas", model).set(replicas)
                 self._gauge("model_ready", model).set(replicas > 0)
-            queued = {(model, replica): tokens for model, replica, tokens in queues()}
+            for model, replicas in roll.wanted().items():
+                self._gauge("wanted_replicas", model).set(replicas)
+            queued = {(model, replica): tokens for model, replica, tokens in roll.queues()}
             for labels in told - queued.keys():
                 self._gauge.forget("replica_queued_tokens", *labels)
             for labels, tokens in queued.items():

@@ -4,6 +4,7 @@ The one idea: nodes have room for one replica of a model each, so where replicas
 takes its replica along.
 """
 
+import json
 import os
 import re
 import signal
@@ -118,6 +119,12 @@ class Cluster:
         with suppress(httpx.TransportError):
             return status.returncode == 0 and httpx.get(f"{self.dashboard}/api/version").is_success
         return False
+
+    def ids(self) -> list[str]:
+        """Of the nodes that live, beside the head."""
+        command = [RAY, "list", "nodes", "--address", self.dashboard, "--format", "json", "--filter", "state=ALIVE"]
+        told = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True, check=True).stdout
+        return [node["node_id"] for node in json.loads(told) if not node["is_head_node"]]
 
     def add(self) -> Node:
         self.nodes.append(Node("--address", self.address))

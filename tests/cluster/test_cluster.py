@@ -3,14 +3,17 @@ no more."""
 
 import asyncio
 import os
+import shlex
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from crowd import COMPLETIONS, Answer, ask, completion
 from load import Asked, load
-from nodes import Cluster, Served, replicas, until
+from manifests import pods_of, rendered
+from nodes import ENVIRONMENT, RAY, Cluster, Served, family, replicas, until
 
 pytestmark = pytest.mark.timeout(900)
 LONG = 3000  # tokens: seconds of a tiny network
@@ -19,7 +22,8 @@ LONG = 3000  # tokens: seconds of a tiny network
 @pytest.fixture(scope="module")
 def arguments(long_generator: Path, tiny_classifier: Path) -> list[str]:
     models = [f"chat={long_generator}", f"judge={tiny_classifier}"]
-    return [*models, "--replicas", "2", "--replica-cpus", "0.45", "--cache-tokens", "65536", "--drain-seconds", "20"]
+    replicas = ["--replicas", "2", "--replicas-per-node", "1", "--replica-cpus", "0.45"]
+    return [*models, *replicas, "--cache-tokens", "65536", "--drain-seconds", "20"]
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +101,35 @@ def test_a_deploy_is_rolled_without_a_failed_request(served: Served, cluster: Cl
 
     lost = served.page.total("replicas_lost_total")
     asyncio.run(rolled())
+
+
+def test_a_node_is_emptied_without_a_failed_request(served: Served, cluster: Cluster) -> None:
+    """As the chart's pods do it before they go."""
+    values = {"config": {"models": {"chat": "/models/a"}}, "ray": {"enabled": True}, "models": {"claim": "checkpoints"}}
+    [service] = [manifest for manifest in rendered(values) if manifest["kind"] == "RayService"]
+    *_, worker = pods_of(service).values()
+    command = worker["spec"]["containers"][0]["lifecycle"]["preStop"]["exec"]["command"][-1].partition(" && ")[0]
+    [node], lost = cluster.ids(), served.page.total("replicas_lost_total")
+    there = set(family(cluster.nodes[1].child.pid)) & (replicas("chat") | replicas("judge"))
+    assert there
+    cluster.add()
+    until(lambda: len(cluster.ids()) == 2)
+    words = [RAY if word == "ray" else word for word in shlex.split(command)]
+    words += ["--address", cluster.address, "--node-id", node]  # in a pod the environment says both
+
+    async def emptied() -> None:
+        async with load(served.url, Asked(tokens=200)) as report:
+            await asyncio.to_thread(subprocess.run, words, env=ENVIRONMENT, check=True)
+            await asyncio.to_thread(until, lambda: not there & (replicas("chat") | replicas("judge")), patience=180)
+            assert (len(replicas("chat")), len(replicas("judge"))) == (2, 2)
+            await asyncio.to_thread(cluster.nodes.pop(1).kill)
+            await report.more(20)
+        assert not report.failures, report.failures[:3]
+        assert served.page.total("replicas_lost_total") == lost
+
+    asyncio.run(emptied())
+    for model in ("chat", "judge"):
+        served.settled(model, 2)
 
 
 def test_a_node_is_removed_and_another_one_comes(served: Served, cluster: Cluster) -> None:

@@ -11,10 +11,10 @@ volumes:
   {{- include "polyhead.volumes" . | nindent 2 }}
 {{- end }}
 
-{{- /* On what terms a pod is there, and where. */ -}}
+{{- /* On what terms a pod is there, and where; for how many seconds at its end, where others are wanted than a server's. */ -}}
 {{- define "polyhead.podTerms" -}}
 enableServiceLinks: false
-terminationGracePeriodSeconds: {{ include "polyhead.graceSeconds" . }}
+terminationGracePeriodSeconds: {{ max (int (include "polyhead.graceSeconds" .)) (int .patience) }}
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
