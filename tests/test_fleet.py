@@ -216,6 +216,11 @@ def test_a_lost_replica_ends_what_it_had_begun_with_one_error_and_nothing_else(s
         here.fleet.roll.deployed(["chat"], 2, "")
         page = await here.page()
         assert 'polyhead_wanted_replicas{model="chat"} 2.0' in page
+        [target] = (await here.http.get("/metrics/targets")).json()
+        assert target["labels"]["__meta_polyhead_replica"] == "replica-1"
+        async with httpx.AsyncClient() as prometheus:
+            its = await prometheus.get(f"http://{target['targets'][0]}/metrics")
+        assert 'polyhead_kv_blocks{model="chat"' in its.text
         assert 'polyhead_replicas{model="chat"} 1.0' in page
         assert 'polyhead_replicas_lost_total{model="chat"} 1.0' in page
         await here.start("replica-2", settings)  # capacity is back

@@ -44,7 +44,7 @@ from service.request import (
 )
 from service.thinking import Thoughtful
 
-VERSION = 1  # of this table; both ends have the same
+VERSION = 2  # of this table; both ends have the same
 MOST = 1 << 28  # bytes of a frame
 LENGTH = 4  # bytes that say how many follow
 NONCE = 32  # bytes

@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from service.api.app import build
 from service.api.record import UNTRACED, Traces
 from service.api.security import follow
+from service.fleet import targets
 from service.fleet.fleet import Fleet
 from service.fleet.routing import Affine, Routed
 from service.process import Books
@@ -43,5 +44,6 @@ def assemble(
         await traces.close()
 
     app = build(server, lifespan)
+    app.include_router(targets.router)
     app.state.stop = lambda: fleet.close(0)
     return app

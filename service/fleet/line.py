@@ -66,6 +66,7 @@ class Line:
         self.models: Mapping[str, Model] = {}
         self.broken: Mapping[str, str] = {}  # models that it could not load, and why
         self.held: Collection[str] | None = None  # of its models those that are loaded; None: all
+        self.page: Address = "", 0  # where its metrics are
         self.block = 0  # tokens in a block of its caches
         self.parting = False  # it will leave, and takes something new only while nobody else does
         self.leaving = False  # it takes nothing new
@@ -173,12 +174,13 @@ class Line:
 
     # What it may say
 
-    def _hello(self, version: int, name: str, models: Any, broken: Mapping[str, str], *cache: int) -> None:
+    def _hello(self, version: int, name: str, seen: int, models: Any, broken: Mapping[str, str], *cache: int) -> None:
         if version != VERSION:
             raise FrameError(f"it speaks version {version}, and version {VERSION} is spoken here")
         if name != self.name:
             raise FrameError(f"another one answers there: {name}")
         self._pause = FIRST_PAUSE_S
+        self.page = self.address[0], seen
         kept, self.block = cache
         self.candidate = Candidate(name, kept)
         self.models = {model.name: model for model in (self._circle.model(*told) for told in models)}

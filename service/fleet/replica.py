@@ -92,6 +92,7 @@ class Replica:
             raise Unavailable("; ".join(f"{name}: {why}" for name, why in self.broken.items()))
         asked, seen = listening(host, ports), listening(host, ports)
         self._listener = await asyncio.start_server(self._visited, sock=asked)
+        self._seen = int(seen.getsockname()[1])
         self._window = Window(self.server, seen)
         await self._window.open()
         self._beating = asyncio.create_task(self._beat())
@@ -145,7 +146,7 @@ class Replica:
             same = packed(replace(model, created=0, adapter=0))
             models.append((blake2b(same, digest_size=16).hexdigest(), packed(model)))
         kept, size = self.registry.cache()
-        return ("hello", VERSION, self.name, tuple(models), dict(self.broken), kept, size)
+        return ("hello", VERSION, self.name, self._seen, tuple(models), dict(self.broken), kept, size)
 
     async def _visited(self, reader: StreamReader, writer: StreamWriter) -> None:
         try:

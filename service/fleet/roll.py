@@ -81,6 +81,10 @@ class Roll:
             for name in line.models if line.open else ():
                 yield name, f"{host}:{port}", line.candidate.queued
 
+    def pages(self) -> Iterable[tuple[str, str, Address]]:
+        """Of all that are connected: deployment, name, and where its metrics are."""
+        return ((deployment, line.name, line.page) for (deployment, _), line in self._lines.items() if line.open)
+
     def counted(self) -> Mapping[str, int]:
         """Replicas of each model that take requests."""
         return {name: len(self.having(name)) for name in self._names}

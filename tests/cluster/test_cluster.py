@@ -137,6 +137,7 @@ def test_a_node_is_removed_and_another_one_comes(served: Served, cluster: Cluste
     assert ends.count("lost") < 8, ends
     cluster.nodes.pop(1)
     until(lambda: served.count("chat") == 1)
+    until(lambda: served.page.total("wanted_replicas", model="chat") == 2)
 
     async def on_one() -> list[Answer]:
         return await asyncio.gather(*(ask(served.url, COMPLETIONS, completion([5, 6, 7, 8], 20)) for _ in range(8)))
