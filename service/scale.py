@@ -42,7 +42,7 @@ ENDING_S = 30.0  # for Ray's part of it
 STATUS_S = 3.0  # how often deployments are asked whether they have failed
 LOOK_S = 0.5  # how often replicas are asked where they are
 HEALTH_S, PATIENCE_S = 2.0, 30.0
-INGRESS_CPUS = 0.5
+INGRESS, INGRESS_CPUS = "Ingress", 0.5
 PACE = {"metrics_interval_s": 1.0, "look_back_period_s": 5.0, "upscale_delay_s": 5.0, "downscale_delay_s": 60.0}
 GOING = {"STOPPING", "STOPPED", "PENDING_MIGRATION"}  # states of replicas that end, or end when another is there
 ADDRESS = "address"  # what a replica calls where it is to be reached
@@ -209,8 +209,10 @@ def application(args: Mapping[str, Any]) -> ray_serve.Application:
     settings = known(read(args))
     secret = secret_of(settings)
     deployments = {name: engines(name, own, secret) for name, own in parts(settings).items()}
+    if INGRESS in deployments:
+        raise SettingsError(f"models: {INGRESS} is what speaks HTTP here; call the model, or the pool, otherwise")
     ingress = ray_serve.deployment(
-        name="Ingress",
+        name=INGRESS,
         max_ongoing_requests=settings.max_connections,
         ray_actor_options={"num_cpus": INGRESS_CPUS, "runtime_env": {"env_vars": dict(LIBRARY_DEFAULTS)}},
         graceful_shutdown_timeout_s=settings.drain_seconds + GRACE,
@@ -257,11 +259,11 @@ def serve(settings: Settings, traces: Traces = UNTRACED) -> int:
     }
 
     async def find(fleet: Fleet) -> None:
-        finding = asyncio.create_task(found(fleet, deployed))
-        while not all(state.settled for state in fleet.states().values()):
-            await asyncio.sleep(LOOK_S)
-        process.settled(fleet, clock)
-        await finding
+        async with asyncio.TaskGroup() as together:
+            together.create_task(found(fleet, deployed))
+            while not all(state.settled for state in fleet.states().values()):
+                await asyncio.sleep(LOOK_S)
+            process.settled(fleet, clock)
 
     process = Process(settings, assemble(settings, secret, find, traces=traces), listener)
     share_the_interpreter()

@@ -19,7 +19,7 @@ from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource
 
 from service import yaml_file
 from service.names import LONGEST_NAME, NAME, is_name, trunk_of
-from service.spread import Spread, check_pool
+from service.spread import Spread, check_pools
 from service.yaml_file import Document, FileError
 
 PREFIX = "POLYHEAD_"
@@ -252,8 +252,7 @@ class Settings(Spread):
                 f"step_tokens: {self.step_tokens} tokens a step for max_running {self.max_running} sequences leave "
                 "none for prompts while all of them talk; it must be larger"
             )
-        for name, trunks in self.pools.items():
-            check_pool(name, trunks, self.models)
+        check_pools(self.pools, self.models)
         if self.drafts and not self.draft_tokens:
             raise ValueError("drafts: with draft_tokens 0 nothing is foretold; it must be at least 1")
         if self.hang_seconds < self.stall_seconds:

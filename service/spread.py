@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, NoDecode
 
-from service.names import trunk_of
+from service.names import LONGEST_NAME, NAME, trunk_of
 
 COUNT = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?")
 
@@ -101,11 +101,20 @@ def pair(text: str) -> tuple[int, int]:
     return int(found[1]), int(found[2] or found[1])
 
 
-def check_pool(name: str, trunks: list[str], models: Mapping[str, str]) -> None:
+def check_pools(pools: Mapping[str, list[str]], models: Mapping[str, str]) -> None:
     """Raises ValueError."""
-    if name in models:
-        raise ValueError(f"pools: {name!r} is a model, a pool cannot have its name")
-    if missing := [one for one in trunks if one not in models]:
-        raise ValueError(f"pools: {name}: no model is called {missing[0]!r}; there are: {', '.join(models)}")
-    if adapters := [one for one in trunks if trunk_of(one)]:
-        raise ValueError(f"pools: {name}: {adapters[0]!r} is an adapter, which is where its model is")
+    owners: dict[str, str] = {}
+    for name, trunks in pools.items():
+        if not NAME.fullmatch(name):
+            raise ValueError(f"pools: {name[:LONGEST_NAME]!r} is no name: letters, digits, '.', '_', '-' and '/' are")
+        if name in models:
+            raise ValueError(f"pools: {name!r} is a model, a pool cannot have its name")
+        if not trunks:
+            raise ValueError(f"pools: {name}: names no models, and must name one at least")
+        if missing := [one for one in trunks if one not in models]:
+            raise ValueError(f"pools: {name}: no model is called {missing[0]!r}; there are: {', '.join(models)}")
+        if adapters := [one for one in trunks if trunk_of(one)]:
+            raise ValueError(f"pools: {name}: {adapters[0]!r} is an adapter, which is where its model is")
+        for one in trunks:
+            if (other := owners.setdefault(one, name)) != name:
+                raise ValueError(f"pools: {name}: {one!r} is in {other} already, and can be in one")

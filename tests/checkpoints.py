@@ -5,6 +5,7 @@ The weights are wider spread than a fresh network's, so that answers differ from
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -36,6 +37,14 @@ CHAT_TEMPLATE = (
 LABELS = ("negative", "neutral", "positive")
 ENTITIES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
 POSITIONS = 256  # context of the generator, input limit of the encoders
+DISENTANGLED: dict[str, Any] = {  # attention of a DeBERTa, beside a BERT's shape
+    "relative_attention": True,
+    "share_att_key": True,
+    "position_biased_input": False,
+    "norm_rel_ebd": "layer_norm",
+    "position_buckets": 8,
+    "pos_att_type": ["p2c", "c2p"],
+}
 
 
 def byte_level_bpe(size: int = 384) -> PreTrainedTokenizerFast:

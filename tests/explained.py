@@ -20,15 +20,7 @@ LLAMA = dict(BERT, num_key_value_heads=2)
 GPT2 = dict(n_layer=2, n_head=4, n_embd=32, n_positions=40)
 GEMMA = dict(LLAMA, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
 GEMMA_LAYERS = ["sliding_attention", "full_attention"]
-DEBERTA = dict(
-    BERT,
-    relative_attention=True,
-    share_att_key=True,
-    position_biased_input=False,
-    norm_rel_ebd="layer_norm",
-    position_buckets=8,
-    pos_att_type=["p2c", "c2p"],
-)
+DEBERTA = BERT | checkpoints.DISENTANGLED
 KINDS: dict[str, tuple[type[tf.PreTrainedConfig], dict[str, Any], Any]] = {
     "bert": (tf.BertConfig, BERT, tf.BertForSequenceClassification),
     "bert-tags": (tf.BertConfig, BERT, tf.BertForTokenClassification),

@@ -45,15 +45,7 @@ LLAMA = dict(BERT, num_key_value_heads=2)
 GPT2 = dict(n_layer=2, n_head=4, n_embd=32, n_positions=checkpoints.POSITIONS)
 GEMMA = dict(LLAMA, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
 MODERN = dict(BERT, num_hidden_layers=4, local_attention=6)
-DEBERTA = dict(
-    BERT,
-    relative_attention=True,
-    share_att_key=True,
-    position_biased_input=False,
-    norm_rel_ebd="layer_norm",
-    position_buckets=8,
-    pos_att_type=["p2c", "c2p"],
-)
+DEBERTA = BERT | checkpoints.DISENTANGLED
 
 Make = Callable[..., tf.PreTrainedConfig]
 # A folder's configuration, the class that is saved, and why the compiled step does not compute it.

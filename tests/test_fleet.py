@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
+from processes import Page
 
 from service import serve
 from service.api.server import Server
@@ -282,6 +283,8 @@ def test_who_leaves_is_computed_for_no_more(settings: Settings) -> None:
         [replica] = here.replicas
         await here.until(lambda: replica.queued == 0 and not replica.engine.open(None))
         assert here.fleet.tokens == 0
+        its = Page(replica.server.metrics.page("")[0].decode())
+        assert 0 < its.total("tokens_total", model="chat", kind="computed") < 240, "of three times as many"
 
     played(settings, act, count=1)
 
@@ -357,6 +360,11 @@ def test_a_pool_holds_the_models_that_were_asked_last(
         pool = here.replicas[0].pool
         assert pool is not None
         assert pool.held == ("embed", "rank"), "each was loaded once, and the first had to go"
+        half = asyncio.create_task(pool.model("judge"))
+        await asyncio.sleep(0)
+        assert (await pool.model("rank")).name == "rank", "one that is there doesn't wait for one that comes"
+        assert not half.done()
+        half.cancel()  # whoever asked has left, and the change goes on
         first = answered(await here.http.post("/models/judge/predict", json={"inputs": "A good film."}))
         assert first[0] == 200
         assert pool.held == ("rank", "judge")
@@ -386,6 +394,28 @@ def test_a_line_outlives_what_it_does_not_understand(settings: Settings) -> None
             await here.until(lambda before=visitor: before not in replica._visitors)
             await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
         assert isinstance(ended(await heard(here.generate(range(3, 9), 4))), Done)
+
+    played(settings, act, count=1)
+
+
+def test_a_line_outlives_a_question_that_nobody_waits_for(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        line = next(iter(here.fleet.roll))
+        asking = asyncio.create_task(line.ask("watch", "chat"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        line._hang_up()
+        await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
+        assert isinstance(ended(await heard(here.generate(range(3, 9), 4))), Done)
+
+    played(settings, act, count=1)
+
+
+def test_an_idle_replica_that_is_lost_counts_too(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        await here.kill(here.replicas[0])
+        await here.until(lambda: not here.fleet.roll.counted()["chat"])
+        assert 'polyhead_replicas_lost_total{model="chat"} 1.0' in await here.page()
 
     played(settings, act, count=1)
 

@@ -45,15 +45,7 @@ LLAMA = dict(BERT, num_key_value_heads=2)
 GPT2 = dict(n_layer=2, n_head=4, n_embd=32, n_positions=checkpoints.POSITIONS)
 UNEVEN = dict(LLAMA, num_attention_heads=6, num_key_value_heads=3, hidden_size=48, intermediate_size=51)
 GEMMA = dict(LLAMA, num_key_value_heads=1, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
-DEBERTA = dict(
-    BERT,
-    relative_attention=True,
-    share_att_key=True,
-    position_biased_input=False,
-    norm_rel_ebd="layer_norm",
-    position_buckets=8,
-    pos_att_type=["p2c", "c2p"],
-)
+DEBERTA = BERT | checkpoints.DISENTANGLED
 GENERATORS: dict[str, tuple[Any, Any]] = {
     "fused and turned": (partial(tf.GPT2Config, **GPT2), tf.GPT2LMHeadModel),
     "grouped, with biases": (

@@ -68,7 +68,6 @@ class Fleet:
         self._answers: dict[str, Answers] = {}
         self._explaining: dict[str, Line] = {}  # by model, who has been asked to get ready for it
         self._closing = False
-        self._quiet = asyncio.Event()
 
     # What a registry is asked
 
@@ -126,7 +125,7 @@ class Fleet:
         """One replica explains a model's answers: the one that was asked first, while it is there."""
         with concerning(model):
             lines = self.roll.fit(model)
-            if self._explaining.get(model.name) not in lines:
+            if self._explaining.get(model.name) not in self.roll.having(model.name):
                 self._explaining[model.name] = min(lines, key=lambda each: each.name)
             try:
                 layout = await self._explaining[model.name].ask("watch", model.name)
@@ -163,12 +162,9 @@ class Fleet:
             counts[model, duty] = Counts(begun[False], begun[True])
         return counts
 
-    async def close(self, drain_s: float) -> None:
-        """Take nothing new, let what is there finish for `drain_s` seconds, fail the rest, hang up."""
+    async def close(self) -> None:
+        """Take nothing new, fail what is there, hang up."""
         self._closing = True
-        if self._sent:
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._quiet.wait(), drain_s)
         for stream in list(self._sent):
             stream.abort(Stopped("the server is shutting down", retry_after=1))
         await asyncio.gather(*(line.close() for line in self.roll))
@@ -195,7 +191,7 @@ class Fleet:
     def lost(self, line: Line) -> None:
         """What it had begun to answer ends with an error; the rest is asked elsewhere."""
         there = [sent for sent in self._sent.values() if sent.line is line]
-        for name in line.models if there or line.fit else ():
+        for name in line.models if there or not (line.parting or self._closing) else ():
             self._books.metrics.lost(name)
         gone = Stopped("the replica that computed this was lost; send it again", retry_after=1)
         unheard = [sent for sent in there if sent.movable]
@@ -227,7 +223,7 @@ class Fleet:
         lines = self.roll.fit(model)
         if not any(isinstance(request, Explain) for request in requests):
             return lines
-        if self._explaining.get(model.name) not in lines:
+        if self._explaining.get(model.name) not in self.roll.having(model.name):
             raise Unavailable(f"the replica that explains {model.name} was lost; send it again", retry_after=1)
         return [self._explaining[model.name]]
 
@@ -237,7 +233,6 @@ class Fleet:
         sent = Sent(model, stream, next(self._tickets), self._ask(model, request))
         self._sent[stream] = self._by_ticket[sent.ticket] = sent
         self._tokens[request.terms.owner] += request.prompt_tokens
-        self._quiet.clear()
         return sent
 
     def _ask(self, model: Model, request: Request) -> Ask:
@@ -319,8 +314,6 @@ class Fleet:
         if ended.task == "generate" and ended.outcome == "done":
             self._answers[sent.model.name].heard(ended.completion_tokens)
         self._books.ended(ended)
-        if not self._sent:
-            self._quiet.set()
 
 
 def keys_of(model: Model, request: Generate, block: int) -> tuple[Key, ...]:

@@ -39,11 +39,11 @@ def assemble(
         yield
         for task in beside:
             task.cancel()
-        await fleet.close(0)  # what was in flight has had its time
+        await fleet.close()  # what was in flight has had its time
         server.text.close()
         await traces.close()
 
     app = build(server, lifespan)
     app.include_router(targets.router)
-    app.state.stop = lambda: fleet.close(0)
+    app.state.stop = fleet.close
     return app

@@ -168,7 +168,8 @@ class Line:
         self._writer.close()
         self._writer, self.reasons = None, ()
         for future in self._asked.values():
-            future.set_exception(ConnectionError(f"replica {self.name} was lost"))
+            if not future.done():
+                future.set_exception(ConnectionError(f"replica {self.name} was lost"))
         self._circle.listener.lost(self)
         self.candidate = Candidate(self.name)
 

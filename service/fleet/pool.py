@@ -8,7 +8,7 @@ for longest.
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from service.errors import NoRoom, NotFound, PolyheadError, spoken
 from service.model import Model
@@ -28,6 +28,7 @@ class Pool:
         self._registry, self._sources, self._most, self._drain_s = registry, sources, most, drain_s
         self._held: OrderedDict[str, None] = OrderedDict()  # the one asked last at the end
         self._changing = asyncio.Lock()
+        self._changes: set[asyncio.Task[Model]] = set()
 
     @property
     def held(self) -> tuple[str, ...]:
@@ -44,11 +45,26 @@ class Pool:
         """It, loaded.  Raises what loading it raises."""
         if name not in self._sources:
             raise NotFound(f"no model is called {name[:100]!r} here")
+        needed = [one for one in (trunk_of(name), name) if one]
+        if not set(needed) <= self._held.keys():
+            change = asyncio.create_task(self._change(needed))  # whole, even if whoever asked has left meanwhile
+            self._changes.add(change)
+            change.add_done_callback(self._changed)
+            return await asyncio.shield(change)
+        for one in needed:
+            self._held.move_to_end(one)
+        return self.models[name]
+
+    async def _change(self, needed: Sequence[str]) -> Model:
         async with self._changing:
-            if trunk := trunk_of(name):
-                await self._bring(trunk)
-            await self._bring(name)
-            return self.models[name]
+            for name in needed:
+                await self._bring(name)
+            return self.models[needed[-1]]
+
+    def _changed(self, change: asyncio.Task[Model]) -> None:
+        self._changes.discard(change)
+        if not change.cancelled():
+            change.exception()  # which nobody may have waited for
 
     async def _bring(self, name: str) -> None:
         """Others go only once it is there: one that cannot be loaded takes nobody's place."""

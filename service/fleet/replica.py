@@ -279,7 +279,8 @@ class Visitor:
 
     async def _submit(self, name: str, requests: Sequence[tuple[int, Request]]) -> None:
         try:
-            guided = [await self._guided(await self._replica.model(name), request) for _, request in requests]
+            model = await self._replica.model(name)
+            guided = [await self._guided(model, request) for _, request in requests]
             model = await self._replica.model(name)  # it may have had to make room meanwhile
             ready = [replace(request, adapter=model.adapter) for request in guided]  # its number is this replica's own
             streams = self._replica.registry.submit(model, ready)

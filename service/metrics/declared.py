@@ -246,6 +246,6 @@ VALUES: Mapping[str, str] = {
     "dtype": "in which the model is computed",
     "executor": "`native` or `torch`",
     "version": "of the distribution",
-    "replica": "the name of a replica, on Ray its id there; gone when it is",
+    "replica": "host and port at which a replica is asked; gone when it is",
     "why": "`affinity` (the prompt's beginning is in its cache), `load` (less is queued there), `only` (there is one)",
 }
