@@ -34,6 +34,7 @@ import yaml
 from benchmarks.prose import sentences
 from benchmarks.serving import Running, answers, machine, report, serve
 from benchmarks.simulation import processes
+from benchmarks.simulation.figures import share
 from service import quickstart, settings
 
 WIDTH, PROMPT, TOKENS = 32, 48, 64  # clients, words of their prompts, tokens of an answer
@@ -243,16 +244,12 @@ async def compared(ways: dict[str, str], calls: int) -> None:
             for name, http in https.items():
                 await streamed(http, asked("The capital of France is", max_tokens=32), tokens[name])
     for name in ways:
+        labels, firsts, gaps = (sorted(each) for each in (classified[name], tokens[name].firsts, tokens[name].gaps))
         print(
-            f"{name:24s} classification p50 {1e3 * statistics.median(classified[name]):6.2f} ms, "
-            f"p95 {1e3 * quantile(classified[name], 0.95):6.2f}; first token p50 "
-            f"{1e3 * statistics.median(tokens[name].firsts):6.1f} ms; a token p50 "
-            f"{1e3 * statistics.median(tokens[name].gaps):6.2f} ms, p95 {1e3 * quantile(tokens[name].gaps, 0.95):6.2f}"
+            f"{name:24s} classification p50 {1e3 * share(labels, 0.5):6.2f} ms, p95 {1e3 * share(labels, 0.95):6.2f}; "
+            f"first token p50 {1e3 * share(firsts, 0.5):6.1f} ms; "
+            f"a token p50 {1e3 * share(gaps, 0.5):6.2f} ms, p95 {1e3 * share(gaps, 0.95):6.2f}"
         )
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    return sorted(values)[int(share * (len(values) - 1))]
 
 
 # Routing
@@ -309,7 +306,7 @@ def measure_routing(rounds: int) -> None:
     for name, talk in talks.items():
         print(
             f"{name:14s} prefix hit rate {talk.cached / talk.prompt:6.1%}; first token p50 "
-            f"{1e3 * statistics.median(talk.firsts):7.1f} ms, p95 {1e3 * quantile(talk.firsts, 0.95):7.1f} "
+            f"{1e3 * statistics.median(talk.firsts):7.1f} ms, p95 {1e3 * share(sorted(talk.firsts), 0.95):7.1f} "
             f"({len(talk.firsts)} turns)"
         )
 

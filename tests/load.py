@@ -10,7 +10,6 @@ do: after a 503, or when the connection was closed before a byte of an answer ca
 
 import asyncio
 import json
-import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -50,11 +49,9 @@ class Report:
     answered: Counter[str] = field(default_factory=Counter)  # by kind: stream, call
     again: Counter[str] = field(default_factory=Counter)  # sent again, by why
     failures: list[str] = field(default_factory=list)
-    longest: float = 0.0  # seconds that one request took, with all its tries
     expected: dict[str, str] = field(default_factory=dict)  # the answer, by kind: always the same
 
-    def came(self, kind: str, answer: str, seconds: float) -> None:
-        self.longest = max(self.longest, seconds)
+    def came(self, kind: str, answer: str) -> None:
         if answer != self.expected.setdefault(kind, answer):
             self.failures.append(f"{kind}: another answer than before: {answer[:80]!r}")
         self.answered[kind] += 1
@@ -145,10 +142,9 @@ class Client:
         limits, tries = httpx.Limits(max_keepalive_connections=int(self.asked.keep)), TRIES if self.asked.keep else 1
         async with httpx.AsyncClient(base_url=self.url, timeout=PATIENCE, limits=limits, verify=False) as client:
             while not over.is_set():
-                begun = time.monotonic()
                 try:
                     text = await answered(lambda: self.send(client, self.asked), tries, report)
-                    report.came(self.kind, text, time.monotonic() - begun)
+                    report.came(self.kind, text)
                 except (Unanswered, httpx.HTTPError, AssertionError) as error:
                     report.failures.append(f"{self.kind}: {type(error).__name__} {error}")
                 await asyncio.sleep(self.asked.rest)

@@ -1,6 +1,7 @@
 """A fleet of replicas simulated: the product's own scheduler, blocks and routing, driven by measured costs.
 
-    python -m benchmarks.simulation --plots docs/scaling     everything in docs/scaling.md, drawn
+    python -m benchmarks.simulation                          the studies of docs/scaling.md
+    python -m benchmarks.simulation --plots docs/scaling     what they found last, drawn
     python -m benchmarks.simulation.measure                  what a step costs on this machine
     python -m benchmarks.simulation.replay                   the same trace through real replicas, and simulated
 

@@ -47,7 +47,9 @@ def main() -> None:
     parser.add_argument("--plots", type=Path, help="draw what was found, the last time it was looked for, there")
     options = parser.parse_args()
     if options.plots is not None:
-        draw(lines(), options.plots)
+        if not (found := lines()):
+            parser.error("--plots: nothing was simulated yet")
+        draw(found, options.plots)
         return
     for line in run(options.only, options.short):
         print(told(line), flush=True)

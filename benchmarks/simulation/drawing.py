@@ -99,10 +99,10 @@ def narrow(figure: Figure, lines: Sequence[Line]) -> None:
 def scaling(figure: Figure, lines: Sequence[Line]) -> None:
     """Replicas over time, and who waits."""
     left, right = figure.subplots(1, 2)
-    for line in (line for line in lines if line.case["target"] in (300.0, 2.0)):
+    for line in (line for line in lines if line.case["target"] in (600.0, 1.0)):
         policy = line.case["policy"]
         sizes, waits = (zip(*line.figures[name], strict=True) for name in ("replicas_over_time", "waits_over_time"))
-        left.step(*sizes, where="post", color=COLOURS[policy], label=policy)
+        left.step(*sizes, where="post", color=COLOURS[policy], label=f"{policy}, {line.case['target']:.0f} each")
         right.plot(*waits, color=COLOURS[policy], label=policy)
     labelled(left, "replicas", "s", "")
     labelled(right, "time to first token, p95 of half a minute", "s", "s")

@@ -54,7 +54,6 @@ class Log:
     uneven: list[float] = field(default_factory=list)  # how unlike the replicas' queues were, each time it was looked
     ingress: float = 0.0  # part of the time that the busiest was, while requests came
     replica: float = 0.0  # the same of replicas, on average
-    why: dict[str, int] = field(default_factory=dict)
 
 
 class Ingress:
@@ -82,13 +81,13 @@ class Ingress:
         self.candidates = [candidate for candidate in self.candidates if candidate.name != name]
         del self.replica_of[name]
 
-    def choose(self, visit: Visit, plan: Plan) -> tuple[Replica, str]:
+    def choose(self, visit: Visit, plan: Plan) -> Replica:
         most = visit.turn.answer if plan.bounded else MOST
         ask = Ask(visit.turn.prompt, self.answers.expected(most), visit.keys, plan.limits.block)
-        candidate, why = self.policy.choose(ask, self.candidates)
+        candidate, _ = self.policy.choose(ask, self.candidates)
         candidate.take(visit.turn.id, ask)
         visit.candidate = candidate
-        return self.replica_of[candidate.name], why
+        return self.replica_of[candidate.name]
 
 
 class Fleet:
@@ -152,8 +151,7 @@ class Fleet:
         self.world.at(ingress.spend(self.plan.ingress.request), self._route, visit)
 
     def _route(self, visit: Visit) -> None:
-        replica, why = visit.ingress.choose(visit, self.plan)
-        self.log.why[why] = self.log.why.get(why, 0) + 1
+        replica = visit.ingress.choose(visit, self.plan)
         self.world.at(self.world.now + self.plan.ingress.hop, self._submit, replica, visit)
 
     def _submit(self, replica: Replica, visit: Visit) -> None:

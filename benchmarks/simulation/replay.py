@@ -1,6 +1,6 @@
 """The same requests to real replicas and to simulated ones: how far the simulation is off.
 
-    python -m benchmarks.simulation.replay [--replicas 1] [--rate 3] [--seconds 90] [--policy affinity]
+    python -m benchmarks.simulation.replay [--replicas 1] [--rate 3] [--seconds 120] [--seed 1] [--policy affinity]
 
 SmolLM2 in int8, one thread and one core for each replica; the ingress and whoever asks share the first core.  Prompts
 are numbers made to tokens, answers as long as the trace has them.  What the model says is not what the trace says, so
@@ -71,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--replicas", type=int, default=1)
     parser.add_argument("--rate", type=float, default=3.0, help="requests a second for each replica")
-    parser.add_argument("--seconds", type=float, default=90)
+    parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--policy", default="affinity")
     options, known = parser.parse_args(), costs.read()

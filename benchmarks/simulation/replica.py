@@ -55,7 +55,7 @@ class Replica:
         self._chunks: list[Chunk] = []
         self.stepping = False
         self.seconds = 0.0  # of all its steps
-        self.steps = self.preemptions = 0
+        self.preemptions = 0
 
     @property
     def busy(self) -> bool:
@@ -86,7 +86,6 @@ class Replica:
         took = self._costs.of(rows, wanted, looked, len(plan.chunks))
         self.stepping = True
         self.seconds += took
-        self.steps += 1
         self.preemptions += plan.preemptions
         return took
 

@@ -18,7 +18,7 @@ from benchmarks.simulation.traffic import CODE, CONVERSATION, Shape, Traffic, ma
 FREE = IngressCosts(0.0, 0.0, 0.0)
 SIZES = (1, 2, 4, 10, 30, 100, 300, 1000)  # replicas
 POLICIES = ("random", "round-robin", "shortest", "two-choices", "affinity")
-REQUESTS = 4000  # in a run's figures, at least
+REQUESTS = 4000  # that come in a run, about, its warm-up included
 LEAST_S, WARM_UP = 60.0, 0.3  # seconds of a run at least; the part before anything counts
 PER_INGRESS = 25  # replicas for each ingress, where ingresses are not what is studied
 TENANTS = many(CONVERSATION, beginnings=100, beginning=2048)
@@ -37,7 +37,7 @@ Study = Callable[["Studies"], Iterator[Line]]
 
 
 class Studies:
-    """`measured` are the costs; `scale` makes runs shorter, for a first look."""
+    """`measured` are the costs; `short` makes runs shorter, for a first look."""
 
     def __init__(self, measured: Measured, short: float = 1.0) -> None:
         self.measured, self.short = measured, short
@@ -56,9 +56,9 @@ class Studies:
         seconds = max(LEAST_S, REQUESTS / rate) * self.short
         ingresses = settings.pop("ingresses", ceil(replicas / PER_INGRESS))
         return Plan(
-            Traffic(shape, rate, seconds, settings.pop("seed", 1)),
+            Traffic(shape, rate, seconds, 1),
             self.measured.step,
-            settings.pop("ingress", self.measured.ingress),
+            self.measured.ingress,
             replicas=replicas,
             ingresses=ingresses,
             warm_up_s=seconds * WARM_UP,

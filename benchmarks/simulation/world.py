@@ -14,15 +14,13 @@ class World:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.happened = 0
         self._next: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()  # what has the same time happens in the order it was told
 
     def at(self, time: float, what: Callable[..., None], *about: Any) -> None:
         heappush(self._next, (time, next(self._order), what, about))
 
-    def run(self, until: float = float("inf")) -> None:
-        while self._next and self._next[0][0] <= until:
+    def run(self) -> None:
+        while self._next:
             self.now, _, what, about = heappop(self._next)
-            self.happened += 1
             what(*about)
