@@ -18,11 +18,18 @@ from models.checkpoint.pieces import places_of
 from models.checkpoint.precision import precision_of
 from models.checkpoint.tensors import PIECE, Entry
 from models.heads import LanguageHead
-from models.native.plan import BITS, FORMATS, SHIFTED
+from models.native.plan import BITS, INT4, INT4_SHIFTED, INT8, INT8_SHIFTED
 from models.parallel import Cut
 
 TOKEN = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
-FOUND = {"Q4_0": FORMATS["int4"], "int4": FORMATS["int4"], "Q4_1": SHIFTED}  # by packing, of what is stored so
+FOUND = {
+    "Q4_0": INT4,
+    "int4": INT4,
+    "Q4_1": INT4_SHIFTED,
+    "Q4_K": INT4_SHIFTED,
+    "Q5_1": INT8_SHIFTED,
+    "Q5_K": INT8_SHIFTED,
+}  # by packing, of what is stored so
 
 
 @dataclass(frozen=True)
@@ -97,4 +104,4 @@ def _found(entry: Entry) -> int | None:
     """
     if isinstance(entry, Merged) or (isinstance(entry, Compressed) and entry.bits == 4 and entry.scales.kind != "F16"):
         return None
-    return FOUND.get(entry.kind, FORMATS["int8"] if precision_of(entry.kind) == "int8" else None)
+    return FOUND.get(entry.kind, INT8 if precision_of(entry.kind) == "int8" else None)

@@ -1,26 +1,37 @@
 """What the compiled step takes, told from a configuration alone: weights, a block of the cache, and a step's numbers.
 
 Knows no tensors.  It counts what plan.py packs and src/step.cpp allocates; tests/test_budget.py compares it with what
-is seen to be taken.  `bits` says of matrices, by their names, in how many int4 packs a weight of theirs; of what is not
-named it is not known, 8 at most.
+is seen to be taken.  `bits` says of matrices, by their names, in how many int4 packs a weight of theirs; any other is
+rounded to INT8.
 """
 
 from collections.abc import Iterable, Mapping
 
 from models.config import ModelConfig
-from models.native.plan import BITS, BLOCK, COLUMNS, FORMATS, GROUP, Precision
+from models.native.plan import (
+    BITS,
+    BLOCK,
+    COLUMNS,
+    FLOAT32,
+    INT4,
+    INT4_SHIFTED,
+    INT8,
+    INT8_SHIFTED,
+    PADDING,
+    Precision,
+)
 from models.workspace import Largest
 
 PANEL = 128  # rows, as in src/step.cpp
-FINE = 32  # features with a scale of their own, as in src/gemm.hpp
+FEATURES = 32  # of a key that share a scale, as in src/attention.hpp
 GROWTH = 1.25  # room is made so much larger than what is wanted
 FLOAT = 4
-EIGHT = BITS[FORMATS["int8"]]
+EIGHT = BITS[INT8]
 Bits = Mapping[str, float]
 TOKENS, HEAD = "tokens.weight", "head.output.weight"
 
 
-def padded(count: int, to: int = GROUP) -> int:
+def padded(count: int, to: int = PADDING) -> int:
     return -(-count // to) * to
 
 
@@ -58,15 +69,21 @@ def workspace_bytes(config: ModelConfig, largest: Largest, threads: int, generat
     wanted = largest.sequences if generates else largest.rows
     rows = largest.rows * (width + attended + padded(heads + 2 * kept) + 2 * config.head_width)
     answers = wanted * (width + attended + (padded(config.vocab_size, COLUMNS) if generates else config.width))
-    own = 0 if largest.cached else 2 * config.kv_heads * padded(config.head_width, FINE) * (largest.rows + BLOCK)
+    own = 0 if largest.cached else 2 * config.kv_heads * padded(config.head_width, FEATURES) * (largest.rows + BLOCK)
     panel = PANEL * (2 * max(width, attended, hidden) + hidden + width)
     return int((rows + answers + own) * GROWTH + threads * panel) * FLOAT
 
 
+def widened(bits: float) -> float:
+    """Of a weight whose codes of 4 bits are stored in 8."""
+    return {BITS[INT4]: BITS[INT8], BITS[INT4_SHIFTED]: BITS[INT8_SHIFTED]}.get(bits, bits)
+
+
 def _token_bytes(config: ModelConfig, precision: Precision) -> int:
-    """A token's key and value of one head: floats, or codes with a scale for every FINE of a key and one of a value."""
-    width = padded(config.head_width, FINE)
-    return 2 * width * FLOAT if precision == "float32" else 2 * width + FLOAT * (width // FINE + 1)
+    """A token's key and value of one head: floats, or codes of 16 and of 8 bits, with a scale for every FEATURES of a key
+    and one of a value."""
+    width = padded(config.head_width, FEATURES)
+    return 2 * width * FLOAT if precision == "float32" else 3 * width + FLOAT * (width // FEATURES + 1)
 
 
 def _products(config: ModelConfig) -> list[tuple[tuple[str, ...], int, int]]:
@@ -85,10 +102,11 @@ def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: B
     """Of the products of all layers, and of the output matrix."""
 
     def linear(names: Iterable[str], inputs: int, outputs: int) -> int:
-        alike = {bits.get(name, EIGHT) for name in names}  # what differs has no format of four bits in common
-        each = BITS[FORMATS[precision]] if precision != "int4" else alike.pop() if len(alike) == 1 else EIGHT
+        alike = {bits.get(name, EIGHT) for name in names}
+        each = alike.pop() if len(alike) == 1 else max(EIGHT, *map(widened, alike))  # no 4-bit format in common
+        each = BITS[FLOAT32] if precision == "float32" else widened(each) if precision == "int8" else each
         rows = padded(outputs, COLUMNS)
-        return int(rows * padded(inputs) * each / 8) + 2 * rows * FLOAT
+        return int(rows * padded(inputs) * each / 8) + rows * FLOAT
 
     layers = sum(
         linear([f"blocks.{layer}.{name}.weight" for name in names], inputs, outputs)

@@ -28,12 +28,11 @@ class Norm(Structure):
 class Linear(Structure):
     _fields_ = (
         ("weights", c_void_p),
-        ("scales", c_void_p),
         ("bias", c_void_p),
         ("inputs", c_int32),
         ("outputs", c_int32),
         ("format", c_int32),
-        ("unused", c_int32),
+        ("unit", c_float),
     )
 
 
@@ -140,7 +139,7 @@ def opened(path: Path) -> ctypes.CDLL:
     loaded.polyhead_give_cache.argtypes = [c_void_p, c_void_p, c_void_p]
     loaded.polyhead_step.argtypes = [c_void_p, POINTER(Rows), c_void_p, c_int, c_void_p, c_void_p]
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]
-    loaded.polyhead_pack.argtypes = [c_void_p, c_int, c_int, c_int, c_int, c_void_p, c_void_p]
+    loaded.polyhead_pack.argtypes = [c_void_p, c_int, c_int, c_int, c_int, c_float, c_int, c_void_p]
     loaded.polyhead_decode.argtypes = [c_int, c_void_p, c_int64, c_void_p]
     loaded.polyhead_open_drawer.restype = c_void_p
     loaded.polyhead_open_drawer.argtypes = [c_int]

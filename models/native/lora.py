@@ -17,7 +17,7 @@ from torch import Tensor
 from models.config import ModelConfig
 from models.lora import Lora, LowRank
 from models.native import library as native
-from models.native.plan import COLUMNS, GROUP, HALF, interleaved
+from models.native.plan import COLUMNS, HALF, PADDING, interleaved
 
 Array = NDArray[Any]
 HALVES = np.dtype([("b", np.uint64), ("first", np.int32), ("rank", np.int32)])
@@ -50,7 +50,7 @@ class PackedLora:
     def _packed(self, which: int, parts: Sequence[LowRank | None]) -> native.LowRank:
         inputs, columns, outputs = layout(self._config)[which]
         firsts, stacked = stack(parts)
-        a = np.zeros((len(stacked), -(-inputs // GROUP) * GROUP), np.float32)
+        a = np.zeros((len(stacked), -(-inputs // PADDING) * PADDING), np.float32)
         a[:, :inputs] = stacked
         b = np.zeros((len(stacked), outputs), np.float32)
         low, high = np.full(outputs // HALF, len(stacked), np.int32), np.zeros(outputs // HALF, np.int32)

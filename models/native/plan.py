@@ -5,6 +5,7 @@ same rows (three projections; a gate and what it lets through) lies packed as on
 """
 
 import ctypes
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -23,14 +24,15 @@ from models.positions import Learned
 from models.transformer import PreBlock, SandwichBlock, Transformer
 
 Precision = Literal["float32", "int8", "int4"]
-FORMATS: dict[Precision, int] = {"float32": 0, "int8": 1, "int4": 2}
-LOOKED_UP = (0, 1)  # formats in which a tied output matrix serves as the table of embeddings too
-SHIFTED = 3  # four bits above the least weight of their group, not above -8 scales
-BITS = (32, 8, 4.5, 5)  # of a weight in each format, its share of fine scales included
+FLOAT32, INT8, INT4, INT4_SHIFTED, INT8_SHIFTED = range(5)  # formats of weights, as in src/gemm.hpp
+BITS = (32, 8.5, 4.5, 5, 9)  # of a weight in each format, with its share of scales
+TABLES = (FLOAT32, INT8)  # formats in which a tied output matrix is the table of embeddings too
+EIGHT = (INT8, INT8_SHIFTED)  # what weights of 8 bits are tried as; INT8 holds any others, rounded
+NARROW: dict[Precision, tuple[int, ...]] = {"int8": EIGHT, "int4": (INT4, INT4_SHIFTED, *EIGHT)}
 ORDERS = {"pre": 0, "post": 1, "sandwich": 2}
 NORMS = {"layer": 0, "rms": 1}
 ACTIVATIONS = {"gelu": 0, "gelu_tanh": 1, "silu": 2, "relu": 3}
-COLUMNS, HALF, GROUP = 32, 16, 64  # as in src/gemm.hpp
+COLUMNS, HALF, PADDING = 32, 16, 64  # as in src/gemm.hpp
 BLOCK = 16  # tokens, as in src/attention.hpp
 RUN = 16  # blocks, as in src/step.cpp
 
@@ -66,7 +68,7 @@ class Packed:
         self.kept: list[Any] = []
         self.weight_bytes = 0
 
-    def floats(self, values: Tensor | None, padding: int = GROUP) -> int:
+    def floats(self, values: Tensor | None, padding: int = PADDING) -> int:
         """Address of [.., n] float32 numbers, zeros behind; 0 for None."""
         if values is None:
             return 0
@@ -99,46 +101,45 @@ class Packed:
         rows = [weight.data_ptr() + np.arange(weight.size(0), dtype=np.uint64) * 4 * inputs for weight in weights]
         ordered = interleaved(rows) if gated else np.concatenate(rows)
         addresses = np.pad(ordered, (0, -len(ordered) % COLUMNS))
-        k = -(-inputs // GROUP) * GROUP
-        format, out, scales = self._packed(addresses, inputs, k)
+        k = -(-inputs // PADDING) * PADDING
+        unit = unit_of(max(float(weight.abs().amax()) if weight.numel() else 0.0 for weight in weights))
+        format, out = self._packed(addresses, inputs, k, unit)
         return Linear(
             weights=self._keep(out),
-            scales=self._keep(scales) if format == FORMATS["int8"] else 0,
             bias=self._bias(modules, gated, len(addresses)),
             inputs=k,
             outputs=len(addresses),
             format=format,
+            unit=unit,
         )
 
-    def _packed(self, addresses: NDArray[np.uint64], inputs: int, k: int) -> tuple[int, Array, Array]:
-        """The format, the weights and the scales.  Four bits only for weights that are such already: rounding others
-        without a calibration costs too much."""
-        scales = self.memory.zeros(len(addresses), np.float32)
-        narrow = (
-            FORMATS["int4"],
-            SHIFTED,
-            FORMATS["int8"],
-        )  # each larger than the one before: it writes over all of it
-        for format in narrow if self.precision == "int4" else (FORMATS[self.precision],):
-            out = self.memory.zeros(int(len(addresses) * k * BITS[format] / 8), np.uint8)
-            if self._pack(addresses, inputs, k, format, (out, scales)):
-                return format, out, scales
+    def _packed(self, addresses: NDArray[np.uint64], inputs: int, k: int, unit: float) -> tuple[int, Array]:
+        """The format and the weights: the first format that holds them exactly, else INT8, in which they are rounded."""
+        shape = addresses, inputs, k
+        if self.precision == "float32":
+            return FLOAT32, self._pack(shape, FLOAT32, unit, only_found=False)[0]
+        for format in sorted(NARROW[self.precision], key=BITS.__getitem__):  # each writes over all of the one before
+            out, found = self._pack(shape, format, unit, only_found=True)
+            if found:
+                return format, out
             self.memory.take_back(out)
-        raise AssertionError("eight bits hold any weights")
+        return INT8, self._pack(shape, INT8, unit, only_found=False)[0]
 
-    def _pack(self, addresses: NDArray[np.uint64], inputs: int, k: int, format: int, to: tuple[Array, Array]) -> bool:
-        """Each thread its share of the outputs.  False where they do not fit the format."""
+    def _pack(
+        self, shape: tuple[NDArray[np.uint64], int, int], format: int, unit: float, *, only_found: bool
+    ) -> tuple[Array, bool]:
+        """Packed weights, each thread making its share of the outputs, and whether they are stored as they were."""
+        addresses, inputs, k = shape
+        out = self.memory.zeros(int(len(addresses) * k * BITS[format] / 8), np.uint8)
 
         def share(a: int, b: int) -> bool:
-            places = [array[len(array) * a // count :].ctypes.data for array in to]
-            done = self.library.polyhead_pack(
-                addresses[a * COLUMNS :].ctypes.data, (b - a) * COLUMNS, inputs, k, format, *places
-            )
-            return bool(done)
+            place = out[len(out) * a // count :].ctypes.data
+            arguments = (b - a) * COLUMNS, inputs, k, format, unit, only_found, place
+            return bool(self.library.polyhead_pack(addresses[a * COLUMNS :].ctypes.data, *arguments))
 
         count = len(addresses) // COLUMNS
         bounds = [count * thread // self.threads for thread in range(self.threads + 1)]
-        return all([*self.pool.map(share, bounds[:-1], bounds[1:])])  # nobody writes any more
+        return out, all([*self.pool.map(share, bounds[:-1], bounds[1:])])  # nobody writes any more
 
     def _bias(self, modules: list[nn.Linear], gated: bool, outputs: int) -> int:
         if modules[0].bias is None:
@@ -151,6 +152,12 @@ class Packed:
         self.kept.append(array)
         self.weight_bytes += array.nbytes
         return array.ctypes.data
+
+
+def unit_of(most: float) -> float:
+    """A power of two in which the scales of groups are halves of full precision, unless they are smaller than the
+    largest by 2^23.  `most` is the largest magnitude of all weights."""
+    return 2.0 ** (math.frexp(most)[1] - 17) if math.isfinite(most) and most > 0 else 1.0
 
 
 def interleaved(two: list[Array]) -> Array:
@@ -168,7 +175,7 @@ def fill(pack: Packed, network: Transformer, head: LanguageHead | None, block_co
     with held(network.tokens):
         if head is not None and tied:
             plan.head = pack.linear([head.output])
-        if plan.head.format not in LOOKED_UP or not tied:
+        if plan.head.format not in TABLES or not tied:
             plan.tokens = pack.table(network.tokens.weight)
     if head is not None and not tied:
         with held(head):

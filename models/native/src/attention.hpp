@@ -1,20 +1,21 @@
 // Attention over keys and values that lie in blocks of BLOCK tokens, read where they are.
 //
-// Knows no layers, no threads and no requests.  A tile is a few rows of one sequence times the query heads that share
-// one key head, so that this is read once for all of them.  The one idea: a row's numbers depend on the row alone.
-// The tokens it sees are cut into parts of PART by their position; a part's scores, its largest, its sum and its mixed
-// values are made in one order, and parts are merged in order, whoever computed them and with whom.
+// A tile is a few rows of one sequence times the query heads that share one key head, so that this is read once for all of
+// them.  A row's numbers depend on the row alone: the tokens it sees are cut into parts of PART by their position; a part's
+// scores, its largest, its sum and its mixed values are made in one order, and parts are merged in order, in whatever
+// company they were computed.
 //
-// Layouts of one head in one block, D the head's width padded to a multiple of FINE:
+// Layouts of one head in one block, D the head's width padded to a multiple of FEATURES:
 //   floats  keys    [D][16 tokens]
 //           values  [16 tokens][D]
-//   codes   keys    [D / 4][16 tokens][4] bytes, each a code + 128; then scales [D / FINE][16 tokens]
+//   codes   keys    [D / 2][16 tokens][2] 16-bit numbers; then scales [D / FEATURES][16 tokens]
 //           values  [4][D][4 tokens] bytes, each a code + 128; then scales [16 tokens]
 // so that a register of either is one load: no shuffles, no sums over lanes.
 //
-// With codes all is exact between what is rounded: keys and queries, FINE features at a time (as GGUF's Q8_0), values,
-// and the weights they are mixed with.  These take 14 bits, for where one token has most of the weight (attention sinks,
-// Xiao et al. 2024) hundreds share the rest, which 8 bits would lose.
+// With codes all is exact between what is rounded: keys and queries to 14 bits with a scale for FEATURES of them, values to
+// 8 bits, and the weights they are mixed with to 14.  Keys with 8 bits lose their content where a bias is added to them
+// (Qwen2: up to 211); weights with 8 lose what hundreds of tokens share beside one that has most (attention sinks, Xiao et
+// al. 2024).
 #pragma once
 
 #include "rows.hpp"
@@ -23,22 +24,42 @@ constexpr int BLOCK = 16;   // tokens
 constexpr int PART = 256;   // tokens
 constexpr int PART_BLOCKS = PART / BLOCK;
 constexpr int MOST_QUERIES = LANES == 16 ? 12 : 4;  // of a tile: rows times heads
-constexpr float MOST_WEIGHT = 16383;                // of 14 bits
+constexpr int FEATURES = 32;           // of a key or a query that share a scale
+constexpr float MOST_KEY = 8191;       // of 14 bits and a sign: FEATURES products of two still fit 32 bits
+constexpr float MOST_WEIGHT = 16383;   // of 14 bits
 
 using Codes = uint8_t;
 
 // Bytes that one head takes in one block.
 template <class T>
 constexpr size_t key_bytes(int width) {
-    const size_t scales = sizeof(T) == 1 ? width / FINE * BLOCK * sizeof(float) : 0;
-    return width * BLOCK * sizeof(T) + scales;
+    return sizeof(T) == 1 ? width * BLOCK * sizeof(int16_t) + width / FEATURES * BLOCK * sizeof(float) : width * BLOCK * sizeof(T);
 }
 template <class T>
 constexpr size_t value_bytes(int width) {
     return width * BLOCK * sizeof(T) + (sizeof(T) == 1 ? BLOCK * sizeof(float) : 0);
 }
-INLINE const float* scales_behind(const Codes* block, int width) { return (const float*)(block + width * BLOCK); }
-INLINE float* scales_behind(Codes* block, int width) { return (float*)(block + width * BLOCK); }
+INLINE const float* key_scales(const Codes* block, int width) { return (const float*)(block + width * BLOCK * 2); }
+INLINE float* key_scales(Codes* block, int width) { return (float*)(block + width * BLOCK * 2); }
+INLINE const float* value_scales(const Codes* block, int width) { return (const float*)(block + width * BLOCK); }
+INLINE float* value_scales(Codes* block, int width) { return (float*)(block + width * BLOCK); }
+
+// Queries of a tile [R, D], as floats or as codes with a scale for FEATURES of them.
+struct Queries {
+    float* floats;
+    int16_t* codes;
+    float* scales;
+    int inputs;  // D
+};
+
+// FEATURES floats to codes; the scale, NaN where one of them is infinite or NaN.
+INLINE float encode_wide(const float* values, int16_t* codes) {
+    Floats nonfinite = zero();
+    const float most = peak<FEATURES>(values, nonfinite);
+    const Floats inverted = all(inverse(most, MOST_KEY));
+    UNROLL(FEATURES / LANES, i, store_wide_codes(codes + i * LANES, mul(load(values + i * LANES), inverted)));
+    return is_nan(nonfinite) ? NAN : most / MOST_KEY;
+}
 
 // One token's key and value of one head, [width] each, into its block.
 inline void store_head(float* keys, float* values, int token, const float* key, const float* value, int width, int padded) {
@@ -46,47 +67,34 @@ inline void store_head(float* keys, float* values, int token, const float* key, 
     memcpy(values + token * padded, value, size_t(width) * sizeof(float));
 }
 inline void store_head(Codes* keys, Codes* values, int token, const float* key, const float* value, int width, int padded) {
-    alignas(64) float room[FINE];
-    alignas(64) int8_t codes[FINE];
+    alignas(64) float room[FEATURES];
+    alignas(64) int8_t codes[FEATURES];
+    alignas(64) int16_t wide[FEATURES];
     auto group = [&](const float* x, int d) {
-        if (d + FINE <= width) return x + d;
+        if (d + FEATURES <= width) return x + d;
         std::copy_n(x + d, width - d, room);
-        std::fill(room + width - d, room + FINE, 0.f);
+        std::fill(room + width - d, room + FEATURES, 0.f);
         return (const float*)room;
     };
-    Floats poison = zero();
+    Floats nonfinite = zero();
     float most = 0;
-    for (int d = 0; d < padded; d += FINE) most = std::max(most, peak<FINE>(group(value, d), poison));
-    scales_behind(values, padded)[token] = is_nan(poison) ? NAN : most / 127.f;
+    for (int d = 0; d < padded; d += FEATURES) most = std::max(most, peak<FEATURES>(group(value, d), nonfinite));
+    value_scales(values, padded)[token] = is_nan(nonfinite) ? NAN : most / 127.f;
     Codes* value_codes = values + token / 4 * 4 * padded + token % 4;
-    for (int d = 0; d < padded; d += FINE) {
+    for (int d = 0; d < padded; d += FEATURES) {
         encode(group(value, d), inverse(most, 127.f), codes);
-        for (int i = 0; i < FINE; ++i) value_codes[4 * (d + i)] = Codes(codes[i] ^ 0x80);
+        for (int i = 0; i < FEATURES; ++i) value_codes[4 * (d + i)] = Codes(codes[i] ^ 0x80);
     }
-    for (int d = 0; d < padded; d += FINE) {
-        const float* x = group(key, d);
-        poison = zero();
-        const float top = peak<FINE>(x, poison);
-        scales_behind(keys, padded)[d / FINE * BLOCK + token] = is_nan(poison) ? NAN : top / 127.f;
-        encode(x, inverse(top, 127.f), codes);
-        for (int i = 0; i < FINE; i += 4) {
-            uint32_t four;
-            memcpy(&four, codes + i, 4);
-            four ^= 0x80808080;
-            memcpy(keys + (d + i) * BLOCK + 4 * token, &four, 4);
-        }
+    for (int d = 0; d < padded; d += FEATURES) {
+        key_scales(keys, padded)[d / FEATURES * BLOCK + token] = encode_wide(group(key, d), wide);
+        for (int i = 0; i < FEATURES; i += 2) memcpy(keys + 2 * ((d + i) * BLOCK + 2 * token), wide + i, 4);
     }
 }
 
-// Query `row` of a tile, which is in q.floats, as what keys are multiplied with: codes and scales a FINE.
-inline void prepare_query(const Operand& q, int row) {
-    Floats poison = zero();
-    for (int d = 0; d < q.inputs; d += FINE) {
-        const int at = row * q.inputs + d;
-        const float most = peak<FINE>(q.floats + at, poison);
-        q.scales[at / FINE] = is_nan(poison) ? NAN : most / 127.f;
-        q.sums[at / FINE] = -128 * encode(q.floats + at, inverse(most, 127.f), q.codes + at);
-    }
+// Query `row` of a tile, which is in q.floats, as what keys are multiplied with.
+inline void prepare_query(const Queries& q, int row) {
+    for (int d = row * q.inputs; d < (row + 1) * q.inputs; d += FEATURES)
+        q.scales[d / FEATURES] = encode_wide(q.floats + d, q.codes + d);
 }
 
 // What R queries look at: tokens [from[r], to[r]) of a sequence whose blocks are keys[b] and values[b].  AHEAD pointers
@@ -115,9 +123,14 @@ template <int R, int B, class T>
 INLINE void prefetch_lines(const T* const* blocks, const T* const* values, int at) {
     if constexpr (R <= 4) { UNROLL(B, b, prefetch(values[b] + at); prefetch(blocks[b + B] + at)); }
 }
+// Of codes, values take half as much as keys.
+template <int R, int B>
+INLINE void prefetch_lines(const Codes* const* blocks, const Codes* const* values, int at, bool even) {
+    if constexpr (R <= 4) { UNROLL(B, b, if (even) prefetch(values[b] + at / 2); prefetch(blocks[b + B] + at)); }
+}
 
 template <int R, int B>
-INLINE void score_blocks(const Operand& q, const float* const* blocks, const float* const* values, float* scores) {
+INLINE void score_blocks(const Queries& q, const float* const* blocks, const float* const* values, float* scores) {
     for (int token = 0; token < BLOCK; token += LANES) {
         Floats f[R][B];
         UNROLL(R, r, UNROLL(B, b, f[r][b] = zero()));
@@ -131,25 +144,25 @@ INLINE void score_blocks(const Operand& q, const float* const* blocks, const flo
     }
 }
 template <int R, int B>
-INLINE void score_blocks(const Operand& q, const Codes* const* blocks, const Codes* const* values, float* scores) {
-    const int groups = q.inputs / FINE;
+INLINE void score_blocks(const Queries& q, const Codes* const* blocks, const Codes* const* values, float* scores) {
+    const int groups = q.inputs / FEATURES;
     for (int token = 0; token < BLOCK; token += LANES) {
-        Cursor<R, int8_t> at(q.codes, q.inputs);
+        Cursor<R, int16_t> at(q.codes, q.inputs);
         Floats f[R][B];
         UNROLL(R, r, UNROLL(B, b, f[r][b] = zero()));
         for (int g = 0, line = 0; g < groups; ++g) {
             Ints a[R][B];
-            UNROLL(R, r, a[r][0] = all_ints(q.sums[r * groups + g]); UNROLL(B, b, a[r][b] = a[r][0]));
-            for (int u = 0; u < FINE / 4; ++u, line += 4 * BLOCK) {
+            UNROLL(R, r, UNROLL(B, b, a[r][b] = all_ints(0)));
+            for (int u = 0; u < FEATURES / 2; ++u, line += 4 * BLOCK) {
                 Ints key[B];
                 UNROLL(B, b, key[b] = load_codes(blocks[b] + line + 4 * token));
-                prefetch_lines<R, B>(blocks, values, line);
-                UNROLL(R, r, Four x = four(at.row(r)); UNROLL(B, b, a[r][b] = dot(a[r][b], key[b], x)));
-                at.advance(4);
+                prefetch_lines<R, B>(blocks, values, line, u % 2 == 0);
+                UNROLL(R, r, Two x = two(at.row(r)); UNROLL(B, b, a[r][b] = dot(a[r][b], key[b], x)));
+                at.advance(2);
             }
-            prefetch_lines<R, B>(blocks, values, (q.inputs + 4 * g) * BLOCK);
+            prefetch_lines<R, B>(blocks, values, (2 * q.inputs + 4 * g) * BLOCK, g == 0);
             Floats scales[B];
-            UNROLL(B, b, scales[b] = load(scales_behind(blocks[b], q.inputs) + g * BLOCK + token));
+            UNROLL(B, b, scales[b] = load(key_scales(blocks[b], q.inputs) + g * BLOCK + token));
             UNROLL(R, r, Floats x = all(q.scales[r * groups + g]);
                 UNROLL(B, b, f[r][b] = fma(to_floats(a[r][b]), mul(scales[b], x), f[r][b])));
         }
@@ -236,12 +249,12 @@ INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, 
     for (int r = 0; r < R; ++r) {
         float* row = scores + r * PART;
         const int from = span.from[r], to = span.to[r];
-        Floats top = zero(), poison = zero();
+        Floats top = zero(), nonfinite = zero();
         outcomes[r] = soften(row, from, to, [&](int i, Floats e) INLINED {
-            Floats scale = load(scales_behind(blocks[i / BLOCK], width) + i % BLOCK);
+            Floats scale = load(value_scales(blocks[i / BLOCK], width) + i % BLOCK);
             e = seen(mul(e, scale), i, from, to, 0.f);
             top = largest(top, e);
-            poison = fma(e, zero(), poison);
+            nonfinite = fma(e, zero(), nonfinite);
             return e;
         });
         const float most = highest(top);
@@ -250,7 +263,7 @@ INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, 
         for (int i = from / LANES * LANES; i < to; i += LANES)
             store_digits(w.high[r] + i, w.low[r] + i, mul(load(row + i), scale), sum);
         w.sum[r] = sum_ints(sum);
-        w.unit[r] = is_nan(poison) ? NAN : most / MOST_WEIGHT;
+        w.unit[r] = is_nan(nonfinite) ? NAN : most / MOST_WEIGHT;
     }
     constexpr int Z = LANES < 16 ? (R <= 3 ? 2 : 1) : R <= 3 ? 4 : R <= 6 ? 2 : 1;
     int d = 0;
@@ -261,7 +274,7 @@ INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, 
 
 // One part of what R queries [R][D] look at: into mixed [R][D] and outcomes [R].  `scores` has room for [R][PART].
 template <int R, class T>
-void attend_part(const Operand& q, const Sight<T>& sight, int part, float* scores, float* mixed, Outcome* outcomes) {
+void attend_part(const Queries& q, const Sight<T>& sight, int part, float* scores, float* mixed, Outcome* outcomes) {
     constexpr int B = R * 4 * (BLOCK / LANES) <= 12 ? 4 : R * 2 * (BLOCK / LANES) <= 12 ? 2 : 1;
     const int start = part * PART;
     Span<R> span;
@@ -292,7 +305,7 @@ inline void merge(Outcome& sum, float* mixed, const Outcome& part, const float* 
 }
 
 template <class T>
-using AttendPart = void (*)(const Operand&, const Sight<T>&, int, float*, float*, Outcome*);
+using AttendPart = void (*)(const Queries&, const Sight<T>&, int, float*, float*, Outcome*);
 template <class T, int... R>
 constexpr auto attend_parts_of(std::integer_sequence<int, R...>) {
     struct { AttendPart<T> of[sizeof...(R) + 1]; } table{{nullptr, attend_part<R + 1, T>...}};

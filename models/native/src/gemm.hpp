@@ -1,38 +1,41 @@
-// x [M, K] times packed weights [K, N]: float32, int8 and 4-bit weights.
+// x [M, K] times packed weights [K, N]: float32, and weights of 8 and 4 bits.
 //
-// Knows neither layers nor threads: whoever calls says which rows and which blocks of COLUMNS outputs.  The one idea: a
-// row's result is made by the same operations in the same order however many rows are computed beside it, so it does
-// not depend on the batch.  Integers are added exactly within a group of the inputs, and groups are added in order.
+// The caller says which rows and which blocks of COLUMNS outputs.  A row's result is made by the same operations in the
+// same order however many rows are computed beside it, so it does not depend on the batch.
 //
-// Layouts, written by pack.py; a block is COLUMNS outputs, in two halves of HALF:
+// Narrow weights keep the codes and scales of their file: GROUP inputs of an output share a scale, as in GGUF's blocks.
+// The inputs of a row are rounded to 8 bits in spans of SPAN, each with a scale of its own.  Sums within a span are exact
+// integers; spans and groups are added in order as floats.  docs/log.md compares the sizes of groups and spans.
+//
+// Layouts, written by pack.hpp; a block is COLUMNS outputs, in two halves of HALF:
 //   float32  [N / 32][K][32] floats
-//   int8     [N / 32][K / 4][32][4] bytes, each a weight + 128; `scales` [N]
+//   int8     [N / 32][K / 32] of {[8][32][4] bytes, each a weight + 128; scales [32] in half precision}
 //   4-bit    [N / 32][K / 32] of {[4][32][4] bytes, low bits inputs 8u .. 8u + 3, high bits 8u + 4 .. 8u + 7, each a
 //            weight + 8; scales [32] in half precision}, as GGUF's Q4_0
-//   shifted  the same, each code standing for so many scales above the group's least weight: {[4][32][4] bytes, scales
-//            [32], least weights [32] in half precision}, as GGUF's Q4_1
+//   shifted  of 4 bits or 8: the same, but nothing is added to codes, which stand above the group's least weight; behind
+//            the scales the least weights [32] in half precision, as GGUF's Q4_1, Q4_K, Q5_1 and Q5_K
 #pragma once
 
 #include "vectors.hpp"
 
 constexpr int COLUMNS = 32, HALF = 16;
-constexpr int GROUP = 64;         // inputs of a row that share a scale
-constexpr int FINE = 32;          // inputs of an output that share a scale, 4-bit
-constexpr int FINE_BYTES = 512 + 64, SHIFTED_BYTES = FINE_BYTES + 64;
-constexpr int MOST_ROWS = LANES == 16 ? 12 : 4;  // of a tile: what the registers hold
+constexpr int PADDING = 64;       // the length of a row, padded with zeros, is a multiple of it
+constexpr int GROUP = 32;         // inputs whose weights share a scale, of one output
+constexpr int SPAN = 16;          // inputs of a row that share a scale
+constexpr int MOST_ROWS = LANES == 16 ? 12 : 4;   // of a tile: what the registers hold
+constexpr int NARROW_ROWS = LANES == 16 ? 6 : 3;  // of a tile of narrow weights, which has two more sums a row
 
-enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2, SHIFTED = 3 };
+enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2, INT4_SHIFTED = 3, INT8_SHIFTED = 4 };
 enum Activation : int32_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3 };
 enum Then : int32_t { STORE, ADD, ACTIVATE, GATE };  // what is done with a product
 
 struct Linear {
     const uint8_t* weights;
-    const float* scales;
     const float* bias;  // [N], or null
-    int32_t inputs;     // K, a multiple of GROUP
+    int32_t inputs;     // K, a multiple of PADDING
     int32_t outputs;    // N, a multiple of COLUMNS
     int32_t format;
-    int32_t unused;
+    float unit;         // of the scales, a power of two: INT8 only
 };
 
 // What an adapter adds to a product's outputs: B (A x), the scale in B (models/lora.py).  Several matrices packed as one
@@ -50,12 +53,12 @@ struct LowRank {
     int32_t unused;
 };
 
-// Rows to be multiplied: as floats, or as bytes with a scale a GROUP.
+// Rows to be multiplied: as floats, or as bytes with a scale a SPAN.
 struct Operand {
     float* floats;   // [M, K]
     int8_t* codes;   // [M, K]
-    float* scales;   // [M, K / GROUP]
-    int32_t* sums;   // [M, K / FINE] of the codes; where weights have 128 added, [M, K / GROUP] -128 times
+    float* scales;   // [M, K / SPAN]
+    float* offsets;  // [M, K / GROUP] sums of the rounded inputs, times what undoes the number added to weights' codes
     int inputs;      // K
     float* low = nullptr;                   // [M, stride] A x of those rows that have an adapter
     int stride = 0;
@@ -79,16 +82,21 @@ INLINE Floats activated(int kind, Floats x) {
     }
 }
 
+constexpr bool is_eight(int format) { return format == INT8 || format == INT8_SHIFTED; }
+constexpr bool is_shifted(int format) { return format == INT4_SHIFTED || format == INT8_SHIFTED; }
+// Bytes of a group's COLUMNS: codes, and all.
+constexpr int code_bytes(int format) { return is_eight(format) ? GROUP * COLUMNS : GROUP * COLUMNS / 2; }
+constexpr int group_bytes(int format) { return code_bytes(format) + (is_shifted(format) ? 4 : 2) * COLUMNS; }
+
 INLINE size_t block_bytes(const Linear& l) {
     size_t k = size_t(l.inputs);
     switch (l.format) {
         case FLOAT32: return k * COLUMNS * 4;
-        case INT8: return k * COLUMNS;
-        default: return k / FINE * (l.format == INT4 ? FINE_BYTES : SHIFTED_BYTES);
+        default: return k / GROUP * group_bytes(l.format);
     }
 }
 
-// What output `n` weighs its inputs with, [K]: where the matrix has the embeddings of tokens too.  Not of 4-bit weights.
+// The weights of output `n`, [K]: where the matrix has the embeddings of tokens too.  FLOAT32 and INT8 only.
 inline void weights_of(const Linear& l, int n, float* out) {
     const size_t block = n / COLUMNS, column = n % COLUMNS;
     if (l.format == FLOAT32) {
@@ -96,8 +104,11 @@ inline void weights_of(const Linear& l, int n, float* out) {
         for (int k = 0; k < l.inputs; ++k) out[k] = w[size_t(k) * COLUMNS];
         return;
     }
-    const uint8_t* w = l.weights + block * l.inputs * COLUMNS + column * 4;
-    for (int k = 0; k < l.inputs; ++k) out[k] = float(w[k / 4 * COLUMNS * 4 + k % 4] - 128) * l.scales[n];
+    const uint8_t* w = l.weights + block * block_bytes(l);
+    for (int g = 0; g < l.inputs / GROUP; ++g, w += group_bytes(INT8)) {
+        const float scale = widen_half(((const fp16*)(w + code_bytes(INT8)))[column]) * l.unit;
+        for (int i = 0; i < GROUP; ++i) *out++ = float(w[(i / 4 * COLUMNS + column) * 4 + i % 4] - 128) * scale;
+    }
 }
 
 INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
@@ -107,10 +118,9 @@ INLINE void prefetch_later(const void* p) { __builtin_prefetch(p, 0, 2); }
 // everything at once makes all wait.
 struct Ahead {
     const uint8_t* at;
-    int bytes;  // for each step of the tile, at most 128; 0: nothing, again and again
+    int bytes;  // for each step of the tile: an input of FLOAT32, otherwise a span; 0: nothing
     INLINE void step() {
-        prefetch_later(at);
-        if (bytes > 64) prefetch_later(at + 64);
+        for (int i = 0; i < bytes; i += 64) prefetch_later(at + i);
         at += bytes;
     }
 };
@@ -140,68 +150,48 @@ INLINE void multiply_floats(const Linear& l, const uint8_t* block, int lane, con
     }
 }
 
-template <int R>
-INLINE void multiply_int8(const Linear& l, const uint8_t* w, int lane, const Operand& x, int row, Floats (&f)[R][2],
-                          Ahead ahead) {
-    const int groups = l.inputs / GROUP;
-    const float* scales = x.scales + size_t(row) * groups;
-    const int32_t* sums = x.sums + size_t(row) * groups;
-    Cursor<R, int8_t> at(x.codes + size_t(row) * l.inputs, l.inputs);
-    w += lane * 4;
-    for (int g = 0; g < groups; ++g) {
-        Ints a[R][2];
-        UNROLL(R, r, a[r][0] = a[r][1] = all_ints(sums[size_t(r) * groups + g]));
-        if constexpr (R == 1) {  // four chains a column instead of one: a product takes several cycles
-            Ints b[3][2];
-            UNROLL(3, i, b[i][0] = b[i][1] = all_ints(0));
-            for (int k = 0; k < GROUP; k += 16, w += 512) {
-                UNROLL(4, u, Four four_x = four(at.row(0) + k + 4 * u);
-                    prefetch(w + 2048 + 128 * u); prefetch(w + 2048 + 128 * u + 64);
-                    UNROLL(2, h, Ints codes = load_codes(w + 128 * u + 64 * h);
-                        if constexpr (decltype(u)::value == 0) a[0][h] = dot(a[0][h], codes, four_x);
-                        else b[u - 1][h] = dot(b[u - 1][h], codes, four_x)));
-            }
-            UNROLL(2, h, a[0][h] = add_ints(add_ints(a[0][h], b[0][h]), add_ints(b[1][h], b[2][h])));
-            at.advance(GROUP);
-        } else {
-            for (int k = 0; k < GROUP; k += 4, w += 128) {
-                Ints w0 = load_codes(w), w1 = load_codes(w + 64);
-                ahead.step();
-                UNROLL(R, r, Four b = four(at.row(r)); a[r][0] = dot(a[r][0], w0, b); a[r][1] = dot(a[r][1], w1, b));
-                at.advance(4);
-            }
-        }
-        UNROLL(R, r, Floats s = all(scales[size_t(r) * groups + g]);
-            f[r][0] = fma(to_floats(a[r][0]), s, f[r][0]); f[r][1] = fma(to_floats(a[r][1]), s, f[r][1]));
-    }
+// The codes of four inputs, `u` of four in a span of a group, of LANES outputs.
+template <int FORMAT>
+INLINE Ints load_weights(const uint8_t* group, int span, int u, int column) {
+    if constexpr (is_eight(FORMAT)) return load_codes(group + (4 * span + u) * 128 + 4 * column);
+    const Ints both = load_codes(group + (2 * span + u / 2) * 128 + 4 * column);
+    return u % 2 ? high_codes(both) : low_codes(both);
 }
 
-template <int R, bool shifted>
-INLINE void multiply_int4(const Linear& l, const uint8_t* w, int lane, const Operand& x, int row, Floats (&f)[R][2],
-                          Ahead ahead) {
-    constexpr int bytes = shifted ? SHIFTED_BYTES : FINE_BYTES;
-    const int groups = l.inputs / FINE;
-    const float* scales = x.scales + size_t(row) * (groups / 2);
-    const int32_t* sums = x.sums + size_t(row) * groups;
+template <int R, int FORMAT>
+INLINE void multiply_narrow(const Linear& l, const uint8_t* w, int lane, const Operand& x, int row, Floats (&f)[R][2],
+                            Ahead ahead) {
+    constexpr int BYTES = group_bytes(FORMAT);
+    constexpr int CHAINS = R == 1 ? 4 : R <= 3 ? 2 : 1;  // of sums, since a product takes several cycles
+    const int groups = l.inputs / GROUP;
+    const float* scales = x.scales + size_t(row) * 2 * groups;
+    const float* offsets = x.offsets + size_t(row) * groups;
     Cursor<R, int8_t> at(x.codes + size_t(row) * l.inputs, l.inputs);
-    for (int g = 0; g < groups; ++g, w += bytes) {
-        Ints a[R][2];
-        UNROLL(R, r, a[r][0] = a[r][1] = all_ints(shifted ? 0 : -8 * sums[size_t(r) * groups + g]));
-        if constexpr (R == 1) { UNROLL(bytes / 64, i, prefetch(w + 4 * bytes + 64 * i)); }
-        UNROLL(4, u, UNROLL(2, h, if constexpr (R > 1) ahead.step();
-            Ints codes = load_codes(w + 128 * u + 64 * h + 4 * lane);
-            Ints low = low_codes(codes); Ints high = high_codes(codes);
-            UNROLL(R, r, a[r][h] = dot(a[r][h], low, four(at.row(r) + 8 * u));
-                a[r][h] = dot(a[r][h], high, four(at.row(r) + 8 * u + 4)))));
-        at.advance(FINE);
-        const fp16* fine = (const fp16*)(w + 512) + lane;
-        Floats s0 = load_halves(fine), s1 = load_halves(fine + HALF);
-        UNROLL(R, r, Floats s = all(scales[size_t(r) * (groups / 2) + g / 2]);
-            f[r][0] = fma(to_floats(a[r][0]), mul(s0, s), f[r][0]); f[r][1] = fma(to_floats(a[r][1]), mul(s1, s), f[r][1]));
-        if constexpr (shifted) {
-            Floats m0 = load_halves(fine + COLUMNS), m1 = load_halves(fine + COLUMNS + HALF);
-            UNROLL(R, r, Floats s = all(scales[size_t(r) * (groups / 2) + g / 2] * float(sums[size_t(r) * groups + g]));
-                f[r][0] = fma(m0, s, f[r][0]); f[r][1] = fma(m1, s, f[r][1]));
+    for (int g = 0; g < groups; ++g, w += BYTES) {
+        Floats t[R][2];  // the group's product, in scales of the weights
+        if constexpr (R == 1) { UNROLL(BYTES / 64, i, prefetch(w + 2304 + 64 * i)); }
+        UNROLL(2, span,
+            Ints a[CHAINS][R][2];
+            UNROLL(CHAINS, c, UNROLL(R, r, a[c][r][0] = a[c][r][1] = all_ints(0)));
+            if constexpr (R > 1) ahead.step();
+            UNROLL(4, u, constexpr int c = u % CHAINS;
+                Ints w0 = load_weights<FORMAT>(w, span, u, lane); Ints w1 = load_weights<FORMAT>(w, span, u, lane + HALF);
+                UNROLL(R, r, Four b = four(at.row(r) + 4 * u);
+                    a[c][r][0] = dot(a[c][r][0], w0, b); a[c][r][1] = dot(a[c][r][1], w1, b)));
+            at.advance(SPAN);
+            UNROLL(R, r, Floats s = all(scales[size_t(r) * 2 * groups + 2 * g + span]); UNROLL(2, h,
+                Ints sum = a[0][r][h];
+                UNROLL(CHAINS - 1, c, sum = add_ints(sum, a[c + 1][r][h]));
+                if constexpr (span == 1) t[r][h] = fma(to_floats(sum), s, t[r][h]);
+                else if constexpr (is_shifted(FORMAT)) t[r][h] = mul(to_floats(sum), s);
+                else t[r][h] = fma(to_floats(sum), s, all(offsets[size_t(r) * groups + g])))));
+        const fp16* halves = (const fp16*)(w + code_bytes(FORMAT)) + lane;
+        Floats s0 = load_halves(halves); Floats s1 = load_halves(halves + HALF);
+        UNROLL(R, r, f[r][0] = fma(t[r][0], s0, f[r][0]); f[r][1] = fma(t[r][1], s1, f[r][1]));
+        if constexpr (is_shifted(FORMAT)) {
+            Floats m0 = load_halves(halves + COLUMNS); Floats m1 = load_halves(halves + COLUMNS + HALF);
+            UNROLL(R, r, Floats sum = all(offsets[size_t(r) * groups + g]);
+                f[r][0] = fma(m0, sum, f[r][0]); f[r][1] = fma(m1, sum, f[r][1]));
         }
     }
 }
@@ -281,13 +271,13 @@ INLINE void adapt(const Operand& x, int row, int block, int lane, Floats (&f)[R]
     });
 }
 
-// From a product to what is wanted: scale, bias, what adapters add, then the activation, the gate or the sum with what is there.
+// From a product to what is wanted: unit, bias, what adapters add, then the activation, the gate or the sum with what is there.
 template <int R>
 INLINE void finish(const Linear& l, const Operand& x, int block, int lane, Floats (&f)[R][2], const Target& to, int row) {
     const int column = block * COLUMNS + lane;
     if (l.format == INT8) {
-        Floats s0 = load(l.scales + column), s1 = load(l.scales + column + HALF);
-        UNROLL(R, r, f[r][0] = mul(f[r][0], s0); f[r][1] = mul(f[r][1], s1));
+        Floats unit = all(l.unit);
+        UNROLL(R, r, f[r][0] = mul(f[r][0], unit); f[r][1] = mul(f[r][1], unit));
     }
     if (l.bias) {
         Floats b0 = load(l.bias + column), b1 = load(l.bias + column + HALF);
@@ -316,9 +306,12 @@ void tile(const Linear& l, int block, const Operand& x, int row, const Target& t
         Floats f[R][2];
         UNROLL(R, r, f[r][0] = f[r][1] = zero());
         if (l.format == FLOAT32) multiply_floats<R>(l, w, lane, x.floats + size_t(row) * l.inputs, f, ahead);
-        else if (l.format == INT8) multiply_int8<R>(l, w, lane, x, row, f, ahead);
-        else if (l.format == INT4) multiply_int4<R, false>(l, w, lane, x, row, f, ahead);
-        else multiply_int4<R, true>(l, w, lane, x, row, f, ahead);
+        else if constexpr (R <= NARROW_ROWS) {
+            if (l.format == INT8) multiply_narrow<R, INT8>(l, w, lane, x, row, f, ahead);
+            else if (l.format == INT4) multiply_narrow<R, INT4>(l, w, lane, x, row, f, ahead);
+            else if (l.format == INT4_SHIFTED) multiply_narrow<R, INT4_SHIFTED>(l, w, lane, x, row, f, ahead);
+            else multiply_narrow<R, INT8_SHIFTED>(l, w, lane, x, row, f, ahead);
+        }
         finish<R>(l, x, block, lane, f, to, row);
         ahead = {w, 0};
     }
@@ -336,9 +329,9 @@ inline const auto TILES = tiles_of(std::make_integer_sequence<int, MOST_ROWS>{})
 inline void gemm(const Linear& l, const Operand& x, int rows, int from, int to_block, const Target& to,
                  const uint8_t* after = nullptr) {
     if (!rows) return;
-    const int most = l.format == INT8 && rows > 36 && LANES == 16 ? 8 : l.format >= INT4 && LANES == 16 ? 8 : MOST_ROWS;
+    const int most = l.format == FLOAT32 ? MOST_ROWS : NARROW_ROWS;
     const int tiles = (rows + most - 1) / most;
-    const int steps = l.format == FLOAT32 ? l.inputs : l.inputs / 4;
+    const int steps = l.format == FLOAT32 ? l.inputs : l.inputs / SPAN;
     const int bytes = (int(block_bytes(l)) / steps + tiles - 1) / tiles;  // ahead in each step
     for (int block = from; block < to_block; ++block) {
         const uint8_t* next = block + 1 < to_block ? l.weights + (block + 1) * block_bytes(l) : after;

@@ -1,8 +1,8 @@
 // Weights from floats to the layouts of gemm.hpp.  Rows are outputs, as checkpoints have them.
 //
-// The one idea: int8 has one scale an output, its largest magnitude being 127, so that a product is exact integers times
-// one number.  4-bit weights are not made here but found: what GGUF's Q4_0 and Q4_1 or a calibration (models/quantize.py)
-// left as whole multiples of a scale is packed as it was, to the bit, and nothing else is.  What is padded weighs nothing.
+// What a file stores as whole multiples of a scale for 32 weights (GGUF's Q8_0, Q5_0, Q4_0, with a least weight Q5_1, Q5_K,
+// Q4_1, Q4_K; a calibration, models/quantize.py) is found again in the floats and packed as it was.  Anything else is
+// rounded to INT8, the largest magnitude of a group being 127.  Padding weighs nothing.
 #pragma once
 
 #include <algorithm>
@@ -21,26 +21,8 @@ inline void pack_float32(Source rows, int outputs, int inputs, int k, float* out
         }
 }
 
-INLINE uint32_t bits_of(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
-
-constexpr float WHOLE = 12582912.f;  // 1.5 * 2^23: what is added to it is rounded to a whole number, ties to even
-
-// One output at a time: its codes [K] side by side, then four by four to their places.
-inline void pack_int8(Source rows, int outputs, int inputs, int k, uint8_t* out, float* scales) {
-    std::vector<uint8_t> codes(k);
-    for (int b = 0; b < outputs / COLUMNS; ++b, out += size_t(k) * COLUMNS)
-        for (int c = 0; c < COLUMNS; ++c) {
-            const float* row = rows[b * COLUMNS + c];
-            uint32_t top = 0;  // magnitudes are ordered as their bits are
-            for (int i = 0; row && i < inputs; ++i) top = std::max(top, bits_of(row[i]) & 0x7fffffffu);
-            float most; memcpy(&most, &top, 4);
-            const float inverse = most > 0.f ? 127.f / most : 0.f;
-            scales[b * COLUMNS + c] = most / 127.f;
-            std::fill(codes.begin(), codes.end(), uint8_t(128));
-            for (int i = 0; row && i < inputs; ++i) codes[i] = uint8_t(bits_of(row[i] * inverse + WHOLE) + 128);
-            for (int i = 0; i < k / 4; ++i) memcpy(out + (size_t(i) * COLUMNS + c) * 4, codes.data() + 4 * i, 4);
-        }
-}
+// The nearest whole number, ties to even, of -2^22 .. 2^22: what is added to 1.5 * 2^23 is rounded to one.
+INLINE float whole(float x) { return (x + 12582912.f) - 12582912.f; }
 
 INLINE fp16 half(float x) {  // to the nearest, ties to even; what is too large becomes the largest
     float a = std::fabs(x);
@@ -51,91 +33,136 @@ INLINE fp16 half(float x) {  // to the nearest, ties to even; what is too large 
     return sign | fp16(((bits + 0xfff + (bits >> 13 & 1)) >> 13) - (112 << 10));
 }
 
-// Whether a group [FINE] is whole numbers from -8 to 7 times `scale`, itself a half.
-inline bool made_of(const float* w, float scale) {
-    if (widen_half(half(scale)) != scale) return false;
-    for (int i = 0; i < FINE; ++i) {
-        const float n = std::nearbyintf(w[i] / scale);
-        if (!(n >= -8.f && n <= 7.f) || n * scale != w[i]) return false;
-    }
-    return true;
+INLINE fp16 half_above(float x) {  // the least half that is no less than x, which is positive and no more than 65504
+    const fp16 nearest = half(x);
+    return widen_half(nearest) < x ? nearest + 1 : nearest;
 }
 
-// The scale that a group is made of, NaN if there is none.  The largest magnitude is 8 to 1 scales; the scale's sign is
-// that for which 8 fits.
-inline float scale_of(const float* w) {
+constexpr fp16 NAN_HALF = 0x7e00;
+
+// How a group's weights follow from codes: code * scale + least; both are halves.
+struct Scale {
+    float scale, least;
+};
+
+// Whether a group [GROUP] is code * scale for whole codes from -most to `top`; the scale must be a half.
+inline bool is_made_of(const float* w, float scale, float most, float top) {
+    if (widen_half(half(scale)) != scale) return false;
+    const float inverse = 1.f / scale;
+    int wrong = 0;
+    for (int i = 0; i < GROUP; ++i) {
+        const float n = whole(w[i] * inverse);
+        wrong += !(n >= -most && n <= top && n * scale == w[i]);
+    }
+    return !wrong;
+}
+
+// The largest magnitude of a group, with its sign; NaN where a weight is infinite or NaN.
+inline float top_of(const float* w) {
     float top = 0.f;
-    for (int i = 0; i < FINE; ++i) {
+    for (int i = 0; i < GROUP; ++i) {
         if (!std::isfinite(w[i])) return NAN;
         if (std::fabs(w[i]) > std::fabs(top)) top = w[i];
     }
-    if (top == 0.f) return 0.f;
+    return top;
+}
+
+// The scale that a group of 4-bit weights is made of, NaN if there is none.  The largest magnitude is 8 to 1 scales; the
+// scale's sign is that for which 8 fits.
+inline float scale_of_4(const float* w) {
+    const float top = top_of(w);
+    if (!(std::fabs(top) > 0.f)) return top;
     for (int n = 8; n >= 1; --n)
         for (float scale : {top / float(-n), top / float(n)})
-            if (made_of(w, scale)) return scale;
+            if (is_made_of(w, scale, 8.f, 7.f)) return scale;
     return NAN;
 }
 
-struct Shift {
-    float scale, least;  // both halves; NaN: none
-};
-
-inline bool made_of(const float* w, Shift s) {
-    for (int i = 0; i < FINE; ++i) {
-        const float n = std::nearbyintf((w[i] - s.least) / s.scale);
-        if (!(n >= 0.f && n <= 15.f) || n * s.scale + s.least != w[i]) return false;
-    }
-    return true;
+// The scale of a group of 8-bit weights: 127 scales are its largest magnitude, or 16 (Q5_0) or 8 (Q4_0), if all of its
+// weights are whole multiples of it; otherwise `found` becomes false, and 127 of the least half that suffices.
+inline float scale_of_8(const float* w, bool& found) {
+    const float most = std::fabs(top_of(w));
+    if (!(most > 0.f)) return most;
+    for (float n : {127.f, 16.f, 8.f})
+        if (is_made_of(w, most / n, 127.f, 127.f)) return most / n;
+    found = false;
+    return widen_half(half_above(most / 127.f));
 }
 
-// The same of a group whose codes stand above a least weight.  From its smallest to its largest weight it is 15 to 1
-// scales, of the 15 that there are.
-inline Shift shift_of(const float* w) {
+// Whether a group is code * scale + least for codes 0 .. levels, to within `error`.
+inline bool is_made_of(const float* w, Scale s, float levels, float error) {
+    const float inverse = 1.f / s.scale;
+    int wrong = 0;
+    for (int i = 0; i < GROUP; ++i) {
+        const float n = whole((w[i] - s.least) * inverse);
+        wrong += !(n >= 0.f && n <= levels && std::fabs(n * s.scale + s.least - w[i]) <= error);
+    }
+    return !wrong;
+}
+
+// The same of a group whose codes stand above a least weight; the scale is NaN if there is none.  From its smallest to its
+// largest weight it is `levels` to 1 scales, of the `levels` that there are.  Q4_1 and Q5_1 are found exactly, then Q4_K and
+// Q5_K, whose scales are products of a half and a whole number, to within a 32nd of a scale.
+inline Scale shift_of(const float* w, int levels) {
     float low = w[0], high = w[0];
-    for (int i = 0; i < FINE; ++i) {
+    for (int i = 0; i < GROUP; ++i) {
         if (!std::isfinite(w[i])) return {NAN, NAN};
         low = std::fmin(low, w[i]), high = std::fmax(high, w[i]);
     }
-    if (low == high) return widen_half(half(low)) == low ? Shift{0.f, low} : Shift{NAN, NAN};
-    for (int n = 15; n >= 1; --n) {
-        const float scale = widen_half(half((high - low) / float(n)));
-        for (int first = 0; scale != 0.f && first <= 15 - n; ++first) {
-            const Shift shift{scale, widen_half(half(low - float(first) * scale))};
-            if (made_of(w, shift)) return shift;
+    const auto halved = [](float x) { return widen_half(half(x)); };
+    if (low == high) return std::fabs(halved(low) - low) <= std::fabs(low) / 2048.f ? Scale{0.f, halved(low)} : Scale{NAN, NAN};
+    for (int n = levels; n >= 1; --n) {
+        const float scale = halved((high - low) / float(n));
+        for (int first = 0; scale != 0.f && first <= levels - n; ++first) {
+            const Scale s{scale, halved(low - float(first) * scale)};
+            if (is_made_of(w, s, float(levels), 0.f)) return s;
         }
+    }
+    for (int n = levels; n >= 1; --n) {
+        const Scale s{halved((high - low) / float(n)), halved(low)};
+        if (s.scale != 0.f && is_made_of(w, s, float(levels), s.scale / 32.f)) return s;
     }
     return {NAN, NAN};
 }
 
-inline Shift symmetric(float scale) { return {scale, -8.f * scale}; }
-
-// Column `c` of a block's group.
-inline void put(const float* w, Shift s, bool shifted, int c, uint8_t* group) {
-    fp16* scales = (fp16*)(group + FINE * COLUMNS / 2);
-    scales[c] = half(s.scale);
-    if (shifted) scales[COLUMNS + c] = half(s.least);
-    for (int i = 0; i < FINE; ++i) {
-        const int code = s.scale == 0.f ? (shifted ? 0 : 8) : int(std::nearbyintf((w[i] - s.least) / s.scale));
-        uint8_t& byte = group[(i / 8 * COLUMNS + c) * 4 + i % 4];
-        byte = i % 8 < 4 ? uint8_t(code) : uint8_t(byte | code << 4);
-    }
+// Column `c` of a block's group: codes and what they are multiplied with.
+inline void put(const float* w, Scale s, int format, int c, uint8_t* group) {
+    fp16* scales = (fp16*)(group + code_bytes(format));
+    scales[c] = s.scale == s.scale ? half(s.scale) : NAN_HALF;
+    if (is_shifted(format)) scales[COLUMNS + c] = half(s.least);
+    const int added = format == INT8 ? 128 : format == INT4 ? 8 : 0;
+    const float inverse = s.scale * s.scale > 0.f ? 1.f / s.scale : 0.f, least = is_shifted(format) ? s.least : 0.f;
+    uint8_t codes[GROUP];
+    for (int i = 0; i < GROUP; ++i) codes[i] = uint8_t(int(inverse != 0.f ? whole((w[i] - least) * inverse) : 0.f) + added);
+    if (is_eight(format))
+        for (int u = 0; u < GROUP / 4; ++u) memcpy(group + (u * COLUMNS + c) * 4, codes + 4 * u, 4);
+    else
+        for (int i = 0; i < GROUP / 2; ++i)
+            group[(i / 4 * COLUMNS + c) * 4 + i % 4] = uint8_t(codes[i / 4 * 8 + i % 4] | codes[i / 4 * 8 + 4 + i % 4] << 4);
 }
 
-// False where a group is not made of 4-bit weights; what is written by then is worth nothing.
-inline bool pack_int4(Source rows, int outputs, int inputs, int k, bool shifted, uint8_t* out) {
-    const size_t bytes = shifted ? SHIFTED_BYTES : FINE_BYTES;
+// A narrow format.  INT8 takes any weights, its scales in `unit`; the result is whether all groups were found to be such.
+// With `only_found`, and in the other formats always, what is not such ends the packing; what is written by then is void.
+inline bool pack_narrow(Source rows, int outputs, int inputs, int k, int format, float unit, bool only_found, uint8_t* out) {
+    const size_t bytes = group_bytes(format);
+    bool found = true;
     for (int b = 0; b < outputs / COLUMNS; ++b)
-        for (int g = 0; g < k / FINE; ++g)
+        for (int g = 0; g < k / GROUP; ++g, out += bytes)
             for (int c = 0; c < COLUMNS; ++c) {
                 const float* row = rows[b * COLUMNS + c];
-                float w[FINE];
-                for (int i = 0; i < FINE; ++i)  // behind the last of a row its like: the inputs there are zeros
-                    w[i] = row && g * FINE < inputs ? row[std::min(g * FINE + i, inputs - 1)] : 0.f;
-                const Shift s = shifted ? shift_of(w) : symmetric(scale_of(w));
-                if (s.scale != s.scale) return false;
-                put(w, s, shifted, c, out + (size_t(b) * (k / FINE) + g) * bytes);
+                const float divided = format == INT8 ? 1.f / unit : 1.f;  // exact: a power of two
+                float w[GROUP];
+                for (int i = 0; i < GROUP; ++i)  // behind the last of a row its like: the inputs there are zeros
+                    w[i] = row && g * GROUP < inputs ? row[std::min(g * GROUP + i, inputs - 1)] * divided : 0.f;
+                Scale s{0.f, 0.f};
+                if (format == INT8) s.scale = scale_of_8(w, found);
+                else if (format == INT4) s.scale = scale_of_4(w);
+                else s = shift_of(w, format == INT4_SHIFTED ? 15 : 31);
+                if (s.scale != s.scale && format != INT8) return false;  // INT8 says by it that its result is no number
+                if (only_found && !found) return false;
+                put(w, s, format, c, out);
             }
-    return true;
+    return found;
 }
 
 enum Kind : int32_t { Q4_0 = 0, Q4_1 = 1, Q8_0 = 2 };  // GGUF's blocks of 32 numbers

@@ -1,6 +1,6 @@
 // What is done to one row at a time: norms, rotations, making bytes of floats, finding the largest.
 //
-// Knows no weights' layout and no threads.  A row's length is padded to a multiple of GROUP with zeros, which stay zeros.
+// A row's length is padded to a multiple of PADDING with zeros, which stay zeros.
 #pragma once
 
 #include <algorithm>
@@ -50,35 +50,48 @@ INLINE float peak(const float* values, Floats& poison) {
 }
 INLINE float inverse(float most, float largest_code) { return most > 0.f ? largest_code / most : 0.f; }
 
-// FINE floats, `inverse` times each, as signed bytes; returns their sum.
-INLINE int encode(const float* values, float inverse, int8_t* codes) {
+// GROUP floats, `inverse` times each, as signed bytes.
+INLINE void encode(const float* values, float inverse, int8_t* codes) {
     Ints s = all_ints(0);
-    UNROLL(FINE / LANES, i, store_codes(codes + i * LANES, mul(load(values + i * LANES), all(inverse)), s));
-    return sum_ints(s);
+    UNROLL(GROUP / LANES, i, store_codes(codes + i * LANES, mul(load(values + i * LANES), all(inverse)), s));
 }
 
-// Row `row` of x, floats to whatever the product wants.  Of each GROUP the largest magnitude becomes 127.  A number that
-// is none makes the row's first scale none, so that it is not lost among integers.
+// What the sum of a group's inputs is multiplied with, in scales of the weights: codes of weights have 128 or 8 added;
+// shifted ones stand above a least weight, which is multiplied with the sum itself.
+constexpr float offset_of(int format) { return format == INT8 ? -128.f : format == INT4 ? -8.f : 1.f; }
+
+// [K] floats to codes [K], scales [K / SPAN] and offsets [K / GROUP].  Of each SPAN the largest magnitude becomes 127.
+// Where a number is infinite or NaN, the first scale is NaN, so that it is not lost among integers.
+__attribute__((noinline)) inline void quantise(const float* values, int inputs, float offset, int8_t* codes, float* scales,
+                                               float* offsets) {
+    constexpr int PARTS = SPAN / LANES;  // registers of a span; four spans at a time
+    Floats nonfinite = zero();
+    for (int k = 0; k < inputs; k += 4 * SPAN, values += 4 * SPAN, codes += 4 * SPAN, scales += 4, offsets += 2) {
+        alignas(16) float peaks[4];
+        alignas(16) int32_t sums[4];
+        Floats top[4];
+        Ints sum[4];
+        UNROLL(4, s, top[s] = zero(); UNROLL(PARTS, i, Floats v = load(values + s * SPAN + i * LANES);
+            top[s] = largest(top[s], magnitude(v)); nonfinite = fma(v, zero(), nonfinite)));
+        store_peaks(peaks, top[0], top[1], top[2], top[3]);
+        UNROLL(4, s, sum[s] = all_ints(0); Floats scale = all(inverse(peaks[s], 127.f)); UNROLL(PARTS, i,
+            store_codes(codes + s * SPAN + i * LANES, mul(load(values + s * SPAN + i * LANES), scale), sum[s])));
+        store_int_sums(sums, sum[0], sum[1], sum[2], sum[3]);
+        for (int s = 0; s < 4; ++s) scales[s] = peaks[s] / 127.f;
+        for (int g = 0; g < 2; ++g)
+            offsets[g] = offset * (scales[2 * g] * float(sums[2 * g]) + scales[2 * g + 1] * float(sums[2 * g + 1]));
+    }
+    if (is_nan(nonfinite)) scales[-inputs / SPAN] = NAN;
+}
+
+// Row `row` of x, floats to what the product reads.
 inline void prepare(const Operand& x, int format, int row, const float* values) {
+    const size_t start = size_t(row) * x.inputs;
     if (format == FLOAT32) {
-        memcpy(x.floats + size_t(row) * x.inputs, values, size_t(x.inputs) * sizeof(float));
+        memcpy(x.floats + start, values, size_t(x.inputs) * sizeof(float));
         return;
     }
-    int8_t* codes = x.codes + size_t(row) * x.inputs;
-    float* scales = x.scales + size_t(row) * (x.inputs / GROUP);
-    const int kept = format == INT8 ? GROUP : FINE;
-    int32_t* sums = x.sums + size_t(row) * (x.inputs / kept);
-    Floats poison = zero();
-    for (int g = 0; g < x.inputs / GROUP; ++g, values += GROUP, codes += GROUP) {
-        const float most = peak<GROUP>(values, poison);
-        scales[g] = most / 127.f;
-        const int first = encode(values, inverse(most, 127.f), codes);
-        const int second = encode(values + FINE, inverse(most, 127.f), codes + FINE);
-        if (format == INT8) { *sums++ = -128 * (first + second); continue; }
-        *sums++ = first;
-        *sums++ = second;
-    }
-    if (is_nan(poison)) scales[0] = NAN;
+    quantise(values, x.inputs, offset_of(format), x.codes + start, x.scales + start / SPAN, x.offsets + start / GROUP);
 }
 
 // The first of the largest of n floats; -1 where one of them is infinite or no number.

@@ -64,12 +64,12 @@ constexpr int RUN = 16;      // blocks that lie side by side in a layer: all lay
                              // that a cache takes memory as it is used
 constexpr int FEW = 4;       // rows that every thread prepares for itself, rather than wait for the others
 
-constexpr int padded(int n, int to = GROUP) { return (n + to - 1) / to * to; }
+constexpr int padded(int n, int to = PADDING) { return (n + to - 1) / to * to; }
 
 struct Own {  // of one thread
-    Room<float> floats, scales, row, hidden, sandwich, scores, mixed, low;
+    Room<float> floats, scales, offsets, row, hidden, sandwich, scores, mixed, low, queries, query_scales;
     Room<int8_t> codes;
-    Room<int32_t> sums;
+    Room<int16_t> query_codes;
     Room<const void*> blocks;
     int product = 0;  // how many were made together in this step
 };
@@ -88,7 +88,7 @@ class Model {
         attended_ = padded(p.heads * p.head_width);
         projected_ = padded((p.heads + 2 * p.kv_heads) * p.head_width);
         hidden_ = padded(p.mlp_width);
-        head_ = padded(p.head_width, 32);
+        head_ = padded(p.head_width, FEATURES);
         group_ = p.heads / p.kv_heads;
         splits_ = (group_ + MOST_QUERIES - 1) / MOST_QUERIES;
         while (group_ % splits_) ++splits_;
@@ -132,12 +132,15 @@ class Model {
     void grow(Own& own) {
         const size_t inputs = size_t(PANEL) * most_inputs_;
         own.floats.of(inputs); own.codes.of(inputs);
-        own.scales.of(inputs / GROUP); own.sums.of(inputs / FINE);
+        own.scales.of(inputs / SPAN); own.offsets.of(inputs / GROUP);
         own.row.of(most_inputs_);
         own.hidden.of(size_t(PANEL) * hidden_);
         own.sandwich.of(size_t(PANEL) * width_);
         own.scores.of(size_t(MOST_QUERIES) * PART);
         own.mixed.of(size_t(2 * MOST_QUERIES) * head_);
+        own.queries.of(size_t(MOST_QUERIES) * head_);
+        own.query_codes.of(size_t(MOST_QUERIES) * head_);
+        own.query_scales.of(size_t(MOST_QUERIES) * head_ / FEATURES);
     }
 
     // How rows share: which tiles attention has, and where sequences lie that have no cache.
@@ -269,7 +272,7 @@ class Model {
 
     Operand operand(int thread, int inputs) {
         Own& own = own_[thread];
-        return {own.floats.get(), own.codes.get(), own.scales.get(), own.sums.get(), inputs};
+        return {own.floats.get(), own.codes.get(), own.scales.get(), own.offsets.get(), inputs};
     }
 
     using Who = std::vector<const LowRank*>;
@@ -453,7 +456,7 @@ class Model {
         const int heads = group_ / splits_, kv = item % per_tile / splits_;
         const int first = kv * group_ + item % splits_ * heads, queries = tile.count * heads, d = p.head_width;
         Own& own = own_[thread];
-        const Operand q = operand(thread, head_);
+        const Queries q{own.queries.get(), own.query_codes.get(), own.query_scales.get(), head_};
         const float scale = p.score_scale * 1.44269504f;  // scores are exponents of two
         Sight<T> sight;
         const int length = rows_.positions[rows_.starts[tile.sequence + 1] - 1] + 1;
@@ -613,11 +616,11 @@ EXPORT int polyhead_sizes(int which) {
     return int(sizes[which]);
 }
 
-// 0 where weights are not what INT4 or SHIFTED can hold.
-EXPORT int polyhead_pack(const float* const* rows, int outputs, int inputs, int k, int format, void* out, float* scales) {
-    if (format == FLOAT32) pack_float32(rows, outputs, inputs, k, static_cast<float*>(out));
-    else if (format == INT8) pack_int8(rows, outputs, inputs, k, static_cast<uint8_t*>(out), scales);
-    else return pack_int4(rows, outputs, inputs, k, format == SHIFTED, static_cast<uint8_t*>(out));
+// Whether all weights are what `format` says, and for INT8 whether they were so before; see pack_narrow.
+EXPORT int polyhead_pack(const float* const* rows, int outputs, int inputs, int k, int format, float unit, int only_found,
+                         void* out) {
+    if (format != FLOAT32) return pack_narrow(rows, outputs, inputs, k, format, unit, only_found, static_cast<uint8_t*>(out));
+    pack_float32(rows, outputs, inputs, k, static_cast<float*>(out));
     return 1;
 }
 
@@ -627,11 +630,10 @@ EXPORT void polyhead_decode(int kind, const void* blocks, int64_t count, float* 
 
 // [rows, K] floats times packed weights, on the caller's thread: what a head wants of one matrix.
 EXPORT void polyhead_multiply(const Linear* l, const float* x, int rows, float* out) {
-    Room<float> floats, scales;
+    Room<float> floats, scales, offsets;
     Room<int8_t> codes;
-    Room<int32_t> sums;
     const size_t count = size_t(rows) * l->inputs;
-    const Operand operand{floats.of(count), codes.of(count), scales.of(count / GROUP), sums.of(count / FINE), l->inputs};
+    const Operand operand{floats.of(count), codes.of(count), scales.of(count / SPAN), offsets.of(count / GROUP), l->inputs};
     for (int r = 0; r < rows; ++r) prepare(operand, l->format, r, x + size_t(r) * l->inputs);
     gemm(*l, operand, rows, 0, l->outputs / COLUMNS, {out, l->outputs, STORE, 0});
 }

@@ -36,7 +36,7 @@ INLINE float widen(bf16 x) { uint32_t bits = uint32_t(x) << 16; float out; memcp
 INLINE float widen_half(fp16 h) {  // the exponent by a product, so that subnormal numbers are right too
     uint32_t bits = uint32_t(h & 0x7fff) << 13;
     float x; memcpy(&x, &bits, 4);
-    x *= 0x1p112f;
+    x = (h & 0x7c00) == 0x7c00 ? NAN : x * 0x1p112f;  // no scale is infinite
     return h & 0x8000 ? -x : x;
 }
 INLINE bf16 narrow(float x) {  // to the nearest, ties to even; a NaN stays one
@@ -77,6 +77,14 @@ INLINE void store_sums(float* out, Floats a, Floats b, Floats c, Floats d) {
     __m256 y = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
 }
+// The largest lanes of four, to out[0 .. 4).
+INLINE void store_peaks(float* out, Floats a, Floats b, Floats c, Floats d) {
+    Floats ab = _mm512_max_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    Floats cd = _mm512_max_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+    Floats x = _mm512_max_ps(_mm512_shuffle_ps(ab, cd, 0x44), _mm512_shuffle_ps(ab, cd, 0xee));
+    __m256 y = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    _mm_storeu_ps(out, _mm_max_ps(_mm256_castps256_ps128(y), _mm256_extractf128_ps(y, 1)));
+}
 INLINE float highest(Floats a) { return _mm512_reduce_max_ps(a); }
 INLINE bool is_nan(Floats a) { return _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q); }
 INLINE Floats first(Floats a, int n, float rest) {  // the first n lanes of a
@@ -115,6 +123,24 @@ INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
     sum = _mm512_add_epi32(sum, n);
 }
 INLINE int sum_ints(Ints a) { return _mm512_reduce_add_epi32(a); }
+INLINE void store_int_sums(int32_t* out, Ints a, Ints b, Ints c, Ints d) {
+    Ints ab = _mm512_add_epi32(_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+    Ints cd = _mm512_add_epi32(_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+    Ints x = _mm512_add_epi32(_mm512_unpacklo_epi64(ab, cd), _mm512_unpackhi_epi64(ab, cd));
+    __m256i y = _mm256_add_epi32(_mm512_castsi512_si256(x), _mm512_extracti64x4_epi64(x, 1));
+    _mm_storeu_si128((__m128i*)out, _mm_add_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1)));
+}
+// Two products of signed 16-bit numbers to each lane.
+struct Two { Ints x; };
+INLINE Two two(const int16_t* p) { int x; memcpy(&x, p, 4); return {_mm512_set1_epi32(x)}; }
+INLINE Ints dot(Ints sum, Ints codes, Two x) {
+    asm("vpdpwssd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x.x));
+    return sum;
+}
+// The nearest whole numbers as signed 16-bit numbers.
+INLINE void store_wide_codes(int16_t* p, Floats x) {
+    _mm256_storeu_si256((__m256i*)p, _mm512_cvtsepi32_epi16(_mm512_cvtps_epi32(x)));
+}
 // The nearest whole numbers, 0 to 16,383, as two digits of 7 bits, and their sum to each lane of `sum`.
 INLINE void store_digits(int8_t* high, int8_t* low, Floats x, Ints& sum) {
     Ints n = _mm512_cvtps_epi32(x);
@@ -158,6 +184,12 @@ INLINE void store_sums(float* out, Floats a, Floats b, Floats c, Floats d) {
     Floats cd = _mm256_add_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
     Floats x = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
     _mm_storeu_ps(out, _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
+}
+INLINE void store_peaks(float* out, Floats a, Floats b, Floats c, Floats d) {
+    Floats ab = _mm256_max_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+    Floats cd = _mm256_max_ps(_mm256_unpacklo_ps(c, d), _mm256_unpackhi_ps(c, d));
+    Floats x = _mm256_max_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    _mm_storeu_ps(out, _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1)));
 }
 INLINE float highest(Floats a) {
     __m128 x = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
@@ -227,6 +259,24 @@ INLINE int sum_ints(Ints a) {
     x = _mm_add_epi32(x, _mm_shuffle_epi32(x, 0x4e));
     return _mm_cvtsi128_si32(_mm_add_epi32(x, _mm_shuffle_epi32(x, 0xb1)));
 }
+INLINE void store_int_sums(int32_t* out, Ints a, Ints b, Ints c, Ints d) {
+    Ints ab = _mm256_hadd_epi32(a, b), cd = _mm256_hadd_epi32(c, d), x = _mm256_hadd_epi32(ab, cd);
+    _mm_storeu_si128((__m128i*)out, _mm_add_epi32(_mm256_castsi256_si128(x), _mm256_extracti128_si256(x, 1)));
+}
+struct Two { Ints x; };
+INLINE Two two(const int16_t* p) { int x; memcpy(&x, p, 4); return {_mm256_set1_epi32(x)}; }
+#if defined(__AVXVNNI__)
+INLINE Ints dot(Ints sum, Ints codes, Two x) {
+    asm("%{vex%} vpdpwssd %2, %1, %0" : "+x"(sum) : "x"(codes), "x"(x.x));
+    return sum;
+}
+#else
+INLINE Ints dot(Ints sum, Ints codes, Two x) { return _mm256_add_epi32(sum, _mm256_madd_epi16(codes, x.x)); }
+#endif
+INLINE void store_wide_codes(int16_t* p, Floats x) {
+    Ints n = _mm256_cvtps_epi32(x);
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi32(_mm256_castsi256_si128(n), _mm256_extracti128_si256(n, 1)));
+}
 
 #else  // any processor: four lanes, as the compiler will have them
 
@@ -256,6 +306,9 @@ INLINE void store_sums(float* out, Floats a, Floats b, Floats c, Floats d) {
 INLINE float highest(Floats a) {
     float x = a[0] > a[1] ? a[0] : a[1], y = a[2] > a[3] ? a[2] : a[3];
     return x > y ? x : y;
+}
+INLINE void store_peaks(float* out, Floats a, Floats b, Floats c, Floats d) {
+    out[0] = highest(a); out[1] = highest(b); out[2] = highest(c); out[3] = highest(d);
 }
 INLINE bool is_nan(Floats a) { return a[0] != a[0] || a[1] != a[1] || a[2] != a[2] || a[3] != a[3]; }
 INLINE Floats first(Floats a, int n, float rest) { for (int i = n; i < LANES; ++i) a[i] = rest; return a; }
@@ -294,6 +347,16 @@ INLINE void store_codes(int8_t* p, Floats x, Ints& sum) {
     }
 }
 INLINE int sum_ints(Ints a) { return a[0] + a[1] + a[2] + a[3]; }
+INLINE void store_int_sums(int32_t* out, Ints a, Ints b, Ints c, Ints d) {
+    out[0] = sum_ints(a); out[1] = sum_ints(b); out[2] = sum_ints(c); out[3] = sum_ints(d);
+}
+struct Two { int x[2]; };
+INLINE Two two(const int16_t* p) { return {{p[0], p[1]}}; }
+INLINE Ints dot(Ints sum, Ints codes, Two x) { return sum + (codes << 16 >> 16) * x.x[0] + (codes >> 16) * x.x[1]; }
+INLINE void store_wide_codes(int16_t* p, Floats x) {
+    x = least(largest(x, all(-32768.f)), all(32767.f));  // a number that is none too: it has no whole number
+    for (int i = 0; i < LANES; ++i) p[i] = int16_t(std::nearbyintf(x[i]));
+}
 INLINE void store_digits(int8_t* high, int8_t* low, Floats x, Ints& sum) {
     x = largest(x, all(0.f));
     x = least(x, all(16383.f));
