@@ -1,15 +1,15 @@
 """Tiny networks with the outliers of real ones.
 
 A random network has numbers of one magnitude everywhere, and whatever rounds them loses little.  A trained network has
-key biases of 200, a first token a thousand times as large as the others, and neurons of 300 beside neurons of 1.  RECIPES
-lists such networks.  Content flows beside every outlier: attention looks at what tokens are, the distribution of the
+key biases of 200, a first token a hundred times as large as the others, and neurons of 300 beside neurons of 1.
+RECIPES lists such networks.  Content flows beside every outlier: attention looks at what tokens are, the distribution of the
 next token depends on the context, and its mean entropy is ENTROPY, so that a divergence says what rounding has cost.
 
 Every recipe names the GGUF architecture it can be written as (`gguf_file`).
 """
 
+import re
 from collections.abc import Callable, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -17,7 +17,11 @@ from typing import Any, cast
 
 import checkpoints
 import gguf_files
+import numpy
 import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from models.attention import attend
@@ -26,7 +30,7 @@ from models.heads import LanguageHead
 from models.ragged import Ragged
 from models.transformer import PreBlock, SandwichBlock, Transformer
 
-ENTROPY = 3.0  # nats: mean of the next token's distribution
+ENTROPY = 3.5  # nats: mean of the next token's distribution
 FIRST_TOKEN = 0  # every text begins with it
 DELIMITERS = slice(10, 30)  # tokens that the others meet now and then, as commas
 # Features of the residual stream that have one purpose.  No layer writes to them by chance.
@@ -85,7 +89,7 @@ GPT2 = replace(
 BERT = ModelConfig(
     vocab_size=286,
     width=128,
-    depth=3,
+    depth=2,
     heads=2,
     kv_heads=2,
     head_width=64,
@@ -171,9 +175,9 @@ def first_rows() -> list[int]:
 
 
 @torch.no_grad()
-def fill(net: Transformer) -> None:
-    """Random weights with which attention tells tokens apart and outweighs the embeddings."""
-    spread = {"query": 1.1, "key": 1.1, "value": 1.0, "output": 1.5, "gate": 0.6, "up": 1.0, "down": 1.5}
+def fill(net: Transformer, embeddings: float) -> None:
+    """Random weights with which attention tells tokens apart and outweighs the `embeddings`, so wide spread."""
+    spread = {"query": 1.0, "key": 1.0, "value": 1.0, "output": 1.2, "gate": 0.6, "up": 1.0, "down": 1.0}
     for name, parameter in net.named_parameters():
         part = name.split(".")[-2]
         if name.endswith("bias"):
@@ -183,16 +187,23 @@ def fill(net: Transformer) -> None:
         elif "norm" in name:
             nn.init.normal_(parameter, 1.0, 0.1)
         else:
-            nn.init.normal_(parameter, std=0.5)
+            nn.init.normal_(parameter, std=embeddings)
+    if net.config.causal:
+        reserve(net)
+
+
+@torch.no_grad()
+def reserve(net: Transformer) -> None:
+    """Give the features of RESERVED their purpose."""
     tokens = net.tokens.weight
     tokens[FIRST_TOKEN] *= 0.05
     for table in (tokens, net.segments and net.segments.weight, getattr(net.position, "table", nn.Module())):
         table = table.weight if isinstance(table, nn.Embedding) else table
         if isinstance(table, Tensor):
             table[:, RESERVED] = 0
-    tokens[:, LEVEL] = 2
-    tokens[FIRST_TOKEN, FIRST] = 6
-    tokens[DELIMITERS, STOP] = 4
+    tokens[:, LEVEL] = 0.5
+    tokens[FIRST_TOKEN, FIRST] = 2
+    tokens[DELIMITERS, STOP] = 1
     tokens /= net.config.embedding_scale
     for block in blocks(net):
         for linear in (block.attention.output, block.mlp.down):
@@ -291,36 +302,46 @@ def swell_first(net: Transformer, size: float) -> None:
 
 @torch.no_grad()
 def swell_hidden(net: Transformer, size: float) -> None:
-    """At delimiters two neurons of each layer reach +-size, by what else the token is; `down` makes 1 of it."""
+    """At delimiters two neurons of each layer reach +-size, by what else the token is.  They write a fifth of that to
+    the residual, which later norms weigh less."""
     for block in blocks(net):
         mlp = block.mlp
         for neuron in (40, 41):
             rest = mlp.up.weight[neuron].clone()
             (mlp.gate or mlp.up).weight[neuron] = 0
-            rows = inputs_of(net, mlp.up)[:, STOP] > 1
+            stop = inputs_of(net, mlp.up)[:, STOP]
+            rows = stop > stop.max() / 3
             if mlp.gate is not None:
-                mlp.gate.weight[neuron, STOP] = 5.0
+                mlp.gate.weight[neuron, STOP] = 3.0
             mlp.up.weight[neuron] = rest
             hidden = inputs_of(net, mlp.down)[rows, neuron]
             scale = size / float(hidden.abs().amax())
             mlp.up.weight[neuron] *= scale
-            mlp.down.weight[:, neuron] *= 6 / size
-            mlp.down.weight[RESERVED, neuron] = 0
+            mlp.down.weight[:, neuron] = 0
+            mlp.down.weight[SINK if neuron == 40 else BESIDE, neuron] = 0.2
+    for norm in (
+        net.final_norm,
+        *(norm for block in blocks(net)[1:] for norm in (block.attention_norm, block.mlp_norm)),
+    ):
+        cast(nn.RMSNorm, norm).weight[[SINK, BESIDE]] = 0.1
 
 
 @torch.no_grad()
-def scale_residual(net: Transformer, features: Sequence[int], size: float, norm: float) -> None:
-    """Every part writes `size` times as much to some features of the residual; norms weigh them `norm` times."""
-    at = list(features)
-    net.tokens.weight[:, at] *= size
+def scale_residual(net: Transformer, large: Sequence[int], small: Sequence[int]) -> None:
+    """Some features of the residual are near 30 in every token and norms weigh them 0.01; of others every part writes a
+    third, and norms make up for it."""
+    net.tokens.weight[:, list(large)] += 30
+    net.tokens.weight[:, list(small)] *= 0.3
     for block in blocks(net):
         for linear in (block.attention.output, block.mlp.down):
-            linear.weight[at] *= size
-            if linear.bias is not None:
-                linear.bias[at] *= size
-    for module in net.modules():
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm) and module.weight.numel() == net.config.width:
-            module.weight[at] *= norm
+            linear.weight[list(small)] *= 0.3
+        for norm, linear in ((block.attention_norm, block.attention.query), (block.mlp_norm, block.mlp.up)):
+            norm.weight[list(small)] *= 3.3
+            norm.weight[list(large)] = 0
+            norm.weight /= inputs_of(net, linear).square().mean().sqrt()
+            norm.weight[list(large)] = 0.01
+    cast(nn.RMSNorm, net.final_norm).weight[list(small)] *= 3.3
+    cast(nn.RMSNorm, net.final_norm).weight[list(large)] = 0.001
 
 
 @torch.no_grad()
@@ -359,7 +380,7 @@ def scale_rows(net: Transformer, low: float, high: float) -> None:
 def swell_columns(net: Transformer, size: float) -> None:
     """Some columns of every matrix weigh `size` times as much, and what is multiplied with them is that much less."""
     for block in blocks(net):
-        at = [20, 77]
+        at = [20, 25]
         block.attention.value.weight[at] /= size
         shared = net.config.heads // net.config.kv_heads
         width = net.config.head_width
@@ -376,15 +397,16 @@ def swell_columns(net: Transformer, size: float) -> None:
 
 @torch.no_grad()
 def vary_post_norms(net: Transformer) -> None:
-    """Norms behind the parts write 20 times as much to some features as to others, which later norms make up for."""
+    """Norms behind the parts write 8 times as much to some features as to others, which later norms make up for."""
     for block in blocks(net):
         assert isinstance(block, SandwichBlock)
         for norm in (block.attention_post_norm, block.mlp_post_norm):
+            norm.weight *= 0.4
             norm.weight[RESERVED] = 0
-            norm.weight[[30, 50]] *= 20
+            norm.weight[[30, 50]] *= 8
     for block in blocks(net):
         for norm in (block.attention_norm, block.mlp_norm, net.final_norm):
-            norm.weight[[30, 50]] = 0.1
+            norm.weight[[30, 50]] = 0.15
 
 
 @torch.no_grad()
@@ -413,15 +435,7 @@ def offset_norms(net: Transformer, features: Sequence[int], weight: float, bias:
             linear.weight[:, at] *= 0.1
 
 
-@torch.no_grad()
-def scale_norm_weights(net: Transformer, size: float) -> None:
-    """All norms of the parts."""
-    for block in blocks(net):
-        block.attention_norm.weight *= size
-        block.mlp_norm.weight *= size
-
-
-SINKS = partial(attend_first, heads=(0, 1), score=12.0, gain=6.0)
+SINKS = partial(attend_first, heads=(0, 1), score=8.0, gain=3.0)
 
 RECIPES = {
     "plain": Recipe("No outliers, an output matrix of its own.", "llama", DECODER),
@@ -458,27 +472,23 @@ RECIPES = {
         (partial(mark_first, size=300.0), partial(SINKS, layers=(0, 1))),
     ),
     "mixed norm weights": Recipe(
-        "The residual has features of 30 and of 0.1, which norms weigh 0.01 and 50.",
+        "Features of the residual that are 30 in every token, which norms weigh 0.01; others have weights up to 50.",
         "llama",
         DECODER,
-        (
-            partial(scale_residual, features=(10, 60, 100), size=30.0, norm=0.002),
-            partial(scale_residual, features=range(64, 80), size=0.1, norm=10.0),
-            partial(scale_norm_weights, size=5.0),
-        ),
+        (partial(scale_residual, large=(10, 60, 100), small=range(64, 80)),),
     ),
     "query and key norms": Recipe(
-        "The norm of keys weighs two features 60 times, that of queries makes up for it (Qwen3).",
+        "The norm of keys weighs two features 30 times, that of queries makes up for it (Qwen3).",
         "qwen3",
         QWEN3,
-        (partial(scale_query_key_norms, size=60.0),),
+        (partial(scale_query_key_norms, size=30.0),),
         tied=True,
     ),
     "sandwich norms": Recipe(
-        "Norms on both sides of every part, those behind write 20 times as much to two features (Gemma 3).",
+        "Norms on both sides of every part, those behind write 8 times as much to two features (Gemma 3).",
         "gemma3",
         GEMMA,
-        (vary_post_norms, partial(scale_query_key_norms, size=20.0)),
+        (vary_post_norms, partial(scale_query_key_norms, size=30.0)),
         tied=True,
     ),
     "rows of all magnitudes": Recipe(
@@ -488,10 +498,10 @@ RECIPES = {
         (partial(scale_rows, low=1e-4, high=10.0),),
     ),
     "outlier columns": Recipe(
-        "Two columns of every matrix weigh 40 times as much as the others, their inputs that much less.",
+        "Two columns of every matrix weigh 6 times as much as the others, their inputs that much less.",
         "llama",
         DECODER,
-        (partial(swell_columns, size=40.0),),
+        (partial(swell_columns, size=6.0),),
     ),
     "tiny weights": Recipe(
         "Weights near 1e-6 behind norms of 1e5.",
@@ -511,8 +521,8 @@ RECIPES = {
         "Norms behind the parts, which make two features ten times as large as the others.",
         "bert",
         BERT,
-        (partial(offset_norms, features=(20, 90), weight=0.5, bias=-10.0),),
-        bound=0.001,
+        (partial(offset_norms, features=(20, 25), weight=0.5, bias=-8.0),),
+        bound=0.0025,  # of states scaled feature by feature: an error of 7 percent
     ),
 }
 GENERATORS = [name for name, recipe in RECIPES.items() if recipe.config.causal]
@@ -525,7 +535,7 @@ def grown(name: str) -> Grown:
     recipe = RECIPES[name]
     torch.manual_seed(5)
     net = Transformer(recipe.config).eval()
-    fill(net)
+    fill(net, 0.25 if recipe.tied else 0.35)
     for change in recipe.changes:
         change(net)
     if not recipe.config.causal:
@@ -535,3 +545,155 @@ def grown(name: str) -> Grown:
         nn.init.normal_(head.output.weight, std=recipe.config.width**-0.5)
     soften(net, head)
     return Grown(net, head)
+
+
+@torch.no_grad()
+def round_to_four_bits(of: Grown) -> None:
+    """The matrices, as files of Q4_0 have them.  A tied output matrix is parted from the embeddings."""
+    if of.head:
+        of.head.output.weight = nn.Parameter(of.head.output.weight.clone())
+    for linear in (*of.network.modules(), *(of.head.modules() if of.head else ())):
+        if isinstance(linear, nn.Linear):
+            raw = quantize(linear.weight.numpy(), GGMLQuantizationType.Q4_0)
+            linear.weight.copy_(torch.from_numpy(dequantize(raw, GGMLQuantizationType.Q4_0)))
+
+
+def kinds_of(name: str) -> tuple[str, ...]:
+    """The formats of GGUF a network is written in; those with K have blocks of 256."""
+    recipe = RECIPES[name]
+    return () if not recipe.files else KINDS + K_KINDS if recipe.config.width % 256 == 0 else KINDS
+
+
+NAMES = (
+    (r"^tokens\.", "token_embd."),
+    (r"^segments\.", "token_types."),
+    (r"^position\.table\.", "position_embd."),
+    (r"^embedding_norm\.", "token_embd_norm."),
+    (r"^final_norm\.", "output_norm."),
+    (r"^blocks\.", "blk."),
+    (r"\.attention\.query\.", ".attn_q."),
+    (r"\.attention\.key\.", ".attn_k."),
+    (r"\.attention\.value\.", ".attn_v."),
+    (r"\.attention\.output\.", ".attn_output."),
+    (r"\.attention\.query_norm\.", ".attn_q_norm."),
+    (r"\.attention\.key_norm\.", ".attn_k_norm."),
+    (r"\.attention_post_norm\.", ".post_attention_norm."),
+    (r"\.mlp_post_norm\.", ".post_ffw_norm."),
+    (r"\.mlp\.", ".ffn_"),
+)
+NORMS = {"pre": ("attn_norm", "ffn_norm"), "post": ("attn_output_norm", "layer_output_norm")}
+
+
+def gguf_name(name: str, config: ModelConfig) -> str:
+    attention, mlp = NORMS["post" if config.norm_order == "post" else "pre"]
+    for pattern, theirs in (*NAMES, (r"\.attention_norm\.", f".{attention}."), (r"\.mlp_norm\.", f".{mlp}.")):
+        name = re.sub(pattern, theirs, name)
+    return name
+
+
+def gguf_file(path: Path, name: str, kind: str) -> Path:
+    """The network as a file whose matrices are of `kind`."""
+    recipe, of = RECIPES[name], grown(name)
+    config, tensors = recipe.config, {}
+    for ours, tensor in of.network.state_dict().items():
+        if recipe.architecture == "llama" and (found := re.search(r"\.attention\.(query|key)\.", ours)):
+            tensor = gguf_files.permuted(tensor, config.heads if found[1] == "query" else config.kv_heads)
+        tensors[gguf_name(ours, config)] = tensor.contiguous()
+    if of.head and not recipe.tied:
+        tensors["output.weight"] = of.head.output.weight.detach()
+
+    def kind_of(tensor_name: str, tensor: Tensor) -> str:
+        return kind if tensor.dim() == 2 and "norm" not in tensor_name else "F32"
+
+    if kind in K_QUANTIZERS:
+        for tensor_name, tensor in tensors.items():
+            if kind_of(tensor_name, tensor) == kind:
+                tensors[tensor_name] = torch.from_numpy(K_QUANTIZERS[kind](tensor.numpy()))
+    return gguf_files.write(path, recipe.architecture, metadata(recipe), tensors, kind_of)
+
+
+def metadata(recipe: Recipe) -> dict[str, Any]:
+    """What the file says of its shape, and a vocabulary."""
+    config = recipe.config
+    vocabulary = (
+        gguf_files.byte_level_metadata(checkpoints.byte_level_bpe())
+        if config.causal
+        else gguf_files.word_piece_metadata(checkpoints.word_piece())
+    )
+    return {
+        "block_count": config.depth,
+        "context_length": config.max_positions,
+        "embedding_length": config.width,
+        "feed_forward_length": config.mlp_width,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": config.kv_heads,
+        "attention.key_length": config.head_width,
+        "attention.value_length": config.head_width,
+        f"attention.layer_norm_{'rms_' if config.norm == 'rms' else ''}epsilon": config.norm_eps,
+        "attention.causal": config.causal,
+        "attention.sliding_window": config.window,
+        "rope.freq_base": config.rope_base,
+        **vocabulary,
+    }
+
+
+Array = NDArray[Any]
+
+
+def halves_of(values: Array) -> Array:
+    """[..., N] numbers as the bytes [..., 2 N] of half-precision ones."""
+    return numpy.ascontiguousarray(values.astype(numpy.float16)).view(numpy.uint8)
+
+
+def quantize_q6_k(weights: Array) -> Array:
+    """[N, K] to blocks of 256: codes of 6 bits, 16 scales of 8 bits, and one in half precision for these."""
+    groups = weights.reshape(len(weights), -1, 16, 16).astype(numpy.float32)  # [N, B, 16 scales, 16]
+    scales = numpy.abs(groups).max(-1) / 31
+    whole = scales.max(-1, keepdims=True) / 127
+    whole = whole.astype(numpy.float16).astype(numpy.float32)
+    fine = numpy.clip(numpy.ceil(divided(scales, whole)), 0, 127)
+    codes = numpy.clip(numpy.rint(divided(groups, (fine * whole)[..., None])), -32, 31).astype(numpy.int32) + 32
+    codes = codes.astype(numpy.uint8).reshape(*groups.shape[:2], 2, 4, 32)  # two halves of four runs
+    low, high = codes & 15, codes >> 4
+    lows = numpy.concatenate([low[..., 0, :] | low[..., 2, :] << 4, low[..., 1, :] | low[..., 3, :] << 4], -1)
+    highs = high[..., 0, :] | high[..., 1, :] << 2 | high[..., 2, :] << 4 | high[..., 3, :] << 6
+    parts = [lows, highs, fine.astype(numpy.int8).view(numpy.uint8), halves_of(whole)]
+    return joined(parts, *groups.shape[:2])
+
+
+def quantize_q4_k(weights: Array) -> Array:
+    """[N, K] to blocks of 256: codes of 4 bits above a least weight, scales and least weights of 32 in 6 bits."""
+    groups = weights.reshape(len(weights), -1, 8, 32).astype(numpy.float32)  # [N, B, 8, 32]
+    least = numpy.maximum(-groups.min(-1), 0)
+    scales = (groups.max(-1) + least) / 15
+    both = []
+    for values in (scales, least):
+        whole = values.max(-1, keepdims=True) / 63
+        whole = whole.astype(numpy.float16).astype(numpy.float32)
+        both.append((whole, numpy.clip(numpy.rint(divided(values, whole)), 0, 63)))
+    (whole, fine), (whole_least, fine_least) = both
+    above = groups + (fine_least * whole_least)[..., None]
+    codes = numpy.clip(numpy.rint(divided(above, (fine * whole)[..., None])), 0, 15).astype(numpy.uint8)
+    s, m = fine.astype(numpy.uint8), fine_least.astype(numpy.uint8)
+    packed = [
+        s[..., :4] | s[..., 4:] >> 4 << 6,
+        m[..., :4] | m[..., 4:] >> 4 << 6,
+        s[..., 4:] & 15 | (m[..., 4:] & 15) << 4,
+    ]
+    pairs = codes[..., ::2, :] | codes[..., 1::2, :] << 4
+    return joined([halves_of(whole), halves_of(whole_least), *packed, pairs], *groups.shape[:2])
+
+
+def divided(a: Array, b: Array) -> Array:
+    """0 where `b` is."""
+    return numpy.divide(a, b, out=numpy.zeros_like(a + b), where=b != 0)
+
+
+def joined(parts: Sequence[Array], rows: int, count: int) -> Array:
+    """Bytes of blocks side by side: [N, B * size]."""
+    return numpy.concatenate([part.reshape(rows, count, -1) for part in parts], -1).reshape(rows, -1)
+
+
+KINDS = ("Q8_0", "Q5_0", "Q5_1", "Q4_0", "Q4_1")
+K_QUANTIZERS: dict[str, Callable[[Array], Array]] = {"Q6_K": quantize_q6_k, "Q4_K": quantize_q4_k}
+K_KINDS = tuple(K_QUANTIZERS)
