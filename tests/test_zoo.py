@@ -70,14 +70,13 @@ def divergences(of: Grown, expected: Tensor, found: Tensor) -> float:
 
 
 def lost(of: Grown, precision: Precision) -> dict[str, float]:
-    """By instruction set: divergence of `precision` from float32 by the same instruction set."""
-    return {
-        name: divergences(of, answers(of, native(of, "float32", name)), answers(of, native(of, precision, name)))
-        for name in SETS
-    }
+    """By instruction set: divergence of `precision` from float32."""
+    expected = answers(of, native(of, "float32", SETS[0]))  # the others are as near to torch; see the test of that
+    return {name: divergences(of, expected, answers(of, native(of, precision, name))) for name in SETS}
 
 
 def excess(of: Grown, precision: Precision, bound: float) -> dict[str, float]:
+    """Where the divergence is not below the bound, NaN included."""
     return {name: value for name, value in lost(of, precision).items() if not value < bound}
 
 
@@ -111,7 +110,8 @@ def test_a_file_is_answered_as_it_says(name: str, kind: str, tmp_path: Path) -> 
     """In the precision that suits it, against float32 of the same file."""
     checkpoint = load(str(zoo.gguf_file(tmp_path / "network.gguf", name, kind)))
     of = Grown(checkpoint.network, checkpoint.head if RECIPES[name].config.causal else None)
-    assert not excess(of, precision_of(kind), RECIPES[name].bound)
+    recipe = RECIPES[name]
+    assert not excess(of, precision_of(kind), recipe.bounds.get(kind, recipe.bound))
 
 
 @pytest.mark.parametrize("name", [name for name in RECIPES if RECIPES[name].files])
@@ -181,7 +181,7 @@ def test_the_next_token_depends_on_the_context(name: str) -> None:
     other = [*text[:1], *zoo.texts(of.network.config)[-2][1:17], *text[17:]]
     a, b = (of.head(of.network(Ragged.of([tokens]))).log_softmax(-1)[40:] for tokens in (text, other))
     entropy = float(-(a.exp() * a).sum(-1).mean())
-    assert 1 < entropy < 4
+    assert 1 < entropy < 4.5
     assert float((a.exp() * (a - b)).sum(-1).mean()) > 0.1
 
 
@@ -209,10 +209,10 @@ def test_outliers_are_as_large_as_said() -> None:
     assert largest("large neurons", "blocks.1.mlp.down") > 200
     assert largest("bert", "blocks.1") > 8
     weights = grown("tiny weights").network.get_submodule("blocks.0.mlp.up").weight
-    assert float(weights.abs().max()) < 1e-5  # type: ignore[arg-type]
+    assert float(weights.detach().abs().max()) < 1e-5  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(("kind", "most"), [("Q6_K", 0.02), ("Q4_K", 0.09)])
+@pytest.mark.parametrize(("kind", "most"), [("Q6_K", 0.025), ("Q4_K", 0.09)])
 def test_blocks_of_256_hold_the_weights(kind: str, most: float) -> None:
     """Those that the package of the format cannot make are made here."""
     weights = torch.randn(6, 512, generator=torch.Generator().manual_seed(1)).numpy()

@@ -2,15 +2,16 @@
 
 A random network has numbers of one magnitude everywhere, and whatever rounds them loses little.  A trained network has
 key biases of 200, a first token a hundred times as large as the others, and neurons of 300 beside neurons of 1.
-RECIPES lists such networks.  Content flows beside every outlier: attention looks at what tokens are, the distribution of the
-next token depends on the context, and its mean entropy is ENTROPY, so that a divergence says what rounding has cost.
+RECIPES lists such networks.  Content flows beside every outlier: attention looks at what tokens are, the distribution
+of the next token depends on the context, and its mean entropy is ENTROPY, so that a divergence says what rounding has
+cost.
 
 Every recipe names the GGUF architecture it can be written as (`gguf_file`).
 """
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, cast
@@ -116,6 +117,7 @@ class Recipe:
     tied: bool = False
     bound: float = 0.005
     files: bool = True  # whether formats of GGUF can hold its weights
+    bounds: Mapping[str, float] = field(default_factory=dict)  # of files in some formats, where it is another
 
 
 @dataclass(frozen=True)
@@ -176,7 +178,8 @@ def first_rows() -> list[int]:
 
 @torch.no_grad()
 def fill(net: Transformer, embeddings: float) -> None:
-    """Random weights with which attention tells tokens apart and outweighs the `embeddings`, so wide spread."""
+    """Random weights: attention tells tokens apart, and what it adds outweighs the embeddings, which are spread by
+    `embeddings`."""
     spread = {"query": 1.0, "key": 1.0, "value": 1.0, "output": 1.2, "gate": 0.6, "up": 1.0, "down": 1.0}
     for name, parameter in net.named_parameters():
         part = name.split(".")[-2]
@@ -197,10 +200,9 @@ def reserve(net: Transformer) -> None:
     """Give the features of RESERVED their purpose."""
     tokens = net.tokens.weight
     tokens[FIRST_TOKEN] *= 0.05
-    for table in (tokens, net.segments and net.segments.weight, getattr(net.position, "table", nn.Module())):
-        table = table.weight if isinstance(table, nn.Embedding) else table
-        if isinstance(table, Tensor):
-            table[:, RESERVED] = 0
+    for table in net.modules():
+        if isinstance(table, nn.Embedding):  # of tokens and of positions
+            table.weight[:, RESERVED] = 0
     tokens[:, LEVEL] = 0.5
     tokens[FIRST_TOKEN, FIRST] = 2
     tokens[DELIMITERS, STOP] = 1
@@ -295,7 +297,7 @@ def swell_first(net: Transformer, size: float) -> None:
     hidden = float(inputs_of(net, mlp.down)[first_rows(), neuron].mean())
     mlp.down.weight[SINK, neuron] = size / hidden
     mlp.down.weight[BESIDE, neuron] = -0.8 * size / hidden
-    for norm in (net.final_norm, *(module for block in blocks(net) for module in (block.mlp_norm,))):
+    for norm in (net.final_norm, *(block.mlp_norm for block in blocks(net))):
         if isinstance(norm, nn.RMSNorm | nn.LayerNorm):
             norm.weight[[SINK, BESIDE]] = 0.02
 
@@ -319,10 +321,8 @@ def swell_hidden(net: Transformer, size: float) -> None:
             mlp.up.weight[neuron] *= scale
             mlp.down.weight[:, neuron] = 0
             mlp.down.weight[SINK if neuron == 40 else BESIDE, neuron] = 0.2
-    for norm in (
-        net.final_norm,
-        *(norm for block in blocks(net)[1:] for norm in (block.attention_norm, block.mlp_norm)),
-    ):
+    later = [norm for block in blocks(net)[1:] for norm in (block.attention_norm, block.mlp_norm)]
+    for norm in (*later, net.final_norm):
         cast(nn.RMSNorm, norm).weight[[SINK, BESIDE]] = 0.1
 
 
@@ -437,6 +437,10 @@ def offset_norms(net: Transformer, features: Sequence[int], weight: float, bias:
 
 SINKS = partial(attend_first, heads=(0, 1), score=8.0, gain=3.0)
 
+# Of Q5_1 and Q4_1.  A weight that was 0 is not 0 there if others of its block are large, and 300 at the first token
+# meets it: its value is no longer small, and what rounds it shows in all that look there.
+UNEVEN = {"Q5_1": 0.015}
+
 RECIPES = {
     "plain": Recipe("No outliers, an output matrix of its own.", "llama", DECODER),
     "tied": Recipe("No outliers, an output matrix that is that of the embeddings.", "llama", DECODER, tied=True),
@@ -458,6 +462,7 @@ RECIPES = {
         "llama",
         replace(DECODER, depth=3),
         (partial(swell_first, size=400.0), partial(SINKS, layers=(1, 2))),
+        bounds=UNEVEN | {"Q4_1": 0.01},
     ),
     "large neurons": Recipe(
         "At delimiters two neurons reach 300 beside others near 1.",
@@ -470,6 +475,7 @@ RECIPES = {
         "llama",
         DECODER,
         (partial(mark_first, size=300.0), partial(SINKS, layers=(0, 1))),
+        bounds=UNEVEN,
     ),
     "mixed norm weights": Recipe(
         "Features of the residual that are 30 in every token, which norms weigh 0.01; others have weights up to 50.",
@@ -502,6 +508,7 @@ RECIPES = {
         "llama",
         DECODER,
         (partial(swell_columns, size=6.0),),
+        bounds={"Q5_1": 0.0075},  # five bits above a least weight, rounded to eight of both signs
     ),
     "tiny weights": Recipe(
         "Weights near 1e-6 behind norms of 1e5.",
@@ -592,7 +599,7 @@ def gguf_name(name: str, config: ModelConfig) -> str:
 
 
 def gguf_file(path: Path, name: str, kind: str) -> Path:
-    """The network as a file whose matrices are of `kind`."""
+    """The network as a file whose matrices are of `kind`; embeddings have 8 bits or more, as in most such files."""
     recipe, of = RECIPES[name], grown(name)
     config, tensors = recipe.config, {}
     for ours, tensor in of.network.state_dict().items():
@@ -603,7 +610,10 @@ def gguf_file(path: Path, name: str, kind: str) -> Path:
         tensors["output.weight"] = of.head.output.weight.detach()
 
     def kind_of(tensor_name: str, tensor: Tensor) -> str:
-        return kind if tensor.dim() == 2 and "norm" not in tensor_name else "F32"
+        if tensor.dim() != 2 or kind == "F32":
+            return "F32"
+        table = tensor_name in ("token_embd.weight", "position_embd.weight", "token_types.weight")
+        return "Q8_0" if table else kind
 
     if kind in K_QUANTIZERS:
         for tensor_name, tensor in tensors.items():
@@ -631,6 +641,7 @@ def metadata(recipe: Recipe) -> dict[str, Any]:
         "attention.value_length": config.head_width,
         f"attention.layer_norm_{'rms_' if config.norm == 'rms' else ''}epsilon": config.norm_eps,
         "attention.causal": config.causal,
+        **({} if config.causal else {"pooling_type": 1}),
         "attention.sliding_window": config.window,
         "rope.freq_base": config.rope_base,
         **vocabulary,
