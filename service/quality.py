@@ -152,10 +152,10 @@ class Measurement:
         """Compute with both and compare."""
         named, task = wanted.text or "the text that comes with polyhead", self.what.head.task
         steps = (windows if task == "generate" else batches)(self.what, text, named, wanted.tokens)
-        expected = list(self._outcomes(self.reference, steps, say))
+        expected = list(self.outcomes(self.reference, steps, say))
         give_back()
         comparison, layers = comparison_of(task), LayerErrors()
-        for step, (answers, states) in zip(steps, self._outcomes(self.settings, steps, say), strict=True):
+        for step, (answers, states) in zip(steps, self.outcomes(self.settings, steps, say), strict=True):
             right, right_states = expected.pop(0)
             for passage, one, other in zip(step, right, answers, strict=True):
                 comparison.add(passage, one, other)
@@ -177,7 +177,7 @@ class Measurement:
     def _named(self, place: Place) -> str:
         return f"{place.precision} by {called(place, self.what.body)}"
 
-    def _outcomes(self, settings: Settings, steps: Sequence[Step], say: Say) -> Iterator[Outcome]:
+    def outcomes(self, settings: Settings, steps: Sequence[Step], say: Say) -> Iterator[Outcome]:
         """One a step.  The network is in memory until the last was taken."""
         place = self._placed(settings)
         torch.set_num_threads(place.torch_threads)
