@@ -8,6 +8,7 @@ are not measured on.  Everything runs on the compiled step.
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ BATCH = 32  # texts
 SHOWN = 24_576  # tokens, to calibrate by
 REVIEWS = ("movieReviewSnippets", "amazonReviewSnippets")
 EDITORIALS = ("nytEditorialSnippets",)
+Found = dict[str, Any]  # a row of a table, for programs
 RECIPE = Path(recipe.__file__).parent / "recipes" / "sentiment.toml"
 
 
@@ -79,7 +81,7 @@ def held_out(folder: Path) -> list[Example[int]]:
     return recipe.divide(recipe.read(RECIPE).data, vader.corpus(folder / "prose")).held_out
 
 
-def classifying(folder: Path, precisions: list[Precision], threads: int) -> Iterator[str]:
+def classifying(folder: Path, precisions: list[Precision], threads: int) -> Iterator[Found]:
     source = quickstart.sources(folder)["sentiment"]
     examples = held_out(folder)
     texts, labels = [example.text for example in examples], torch.tensor([example.label for example in examples])
@@ -87,15 +89,18 @@ def classifying(folder: Path, precisions: list[Precision], threads: int) -> Iter
     right = float((expected.argmax(-1) == labels).float().mean())
     for precision in precisions:
         found = encoded(prepared(source, precision, folder, EDITORIALS), precision, texts, threads)
-        same = float((found.argmax(-1) == expected.argmax(-1)).float().mean())
-        yield (
-            f"{precision}: sentiment, {len(texts)} held-out sentences: accuracy "
-            f"{float((found.argmax(-1) == labels).float().mean()):.2%} (float32 {right:.2%})  same label {same:.2%}  "
-            f"largest difference of a probability {float((found - expected).abs().max()):.4f}"
-        )
+        yield {
+            "file": "sentiment",
+            "engine": f"Polyhead {precision}",
+            "texts": len(texts),
+            "accuracy": float((found.argmax(-1) == labels).float().mean()),
+            "reference_accuracy": right,
+            "label_agreement": float((found.argmax(-1) == expected.argmax(-1)).float().mean()),
+            "probability_change_max": float((found - expected).abs().max()),
+        }
 
 
-def embedding(folder: Path, precisions: list[Precision], threads: int) -> Iterator[str]:
+def embedding(folder: Path, precisions: list[Precision], threads: int) -> Iterator[Found]:
     source = quickstart.sources(folder)["minilm"]
     texts = sentences(folder / "prose", 1000, *REVIEWS, "tweets")
     expected = encoded(checkpoint.load(source), "float32", texts, threads)
@@ -103,14 +108,18 @@ def embedding(folder: Path, precisions: list[Precision], threads: int) -> Iterat
         cosine = torch.cosine_similarity(
             encoded(prepared(source, precision, folder, EDITORIALS), precision, texts, threads), expected
         )
-        yield (
-            f"{precision}: MiniLM, {len(texts)} sentences: cosine mean {float(cosine.mean()):.5f}  "
-            f"1st percentile {float(cosine.quantile(0.01)):.5f}  least {float(cosine.min()):.5f}"
-        )
+        yield {
+            "file": "minilm",
+            "engine": f"Polyhead {precision}",
+            "texts": len(texts),
+            "cosine_mean": float(cosine.mean()),
+            "cosine_p1": float(cosine.quantile(0.01)),
+            "cosine_min": float(cosine.min()),
+        }
 
 
-def lines(folder: Path, precisions: list[Precision], threads: int) -> Iterator[str]:
-    """The figures of both, for people."""
+def found(folder: Path, precisions: list[Precision], threads: int) -> Iterator[Found]:
+    """A row for each precision, of the embedder, then of the classifier."""
     torch.set_num_threads(threads)
     yield from embedding(folder, precisions, threads)
     yield from classifying(folder, precisions, threads)

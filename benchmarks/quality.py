@@ -223,12 +223,24 @@ def first_cells(row: Found) -> list[str]:
     return [f"{whole:.1%} of {row['prompts']}", f"{sure:.1%} of {row['sure']}"]
 
 
+def encoder_cells(row: Found) -> list[str]:
+    if "cosine_mean" in row:
+        figures = "cosine mean {cosine_mean:.5f}, p1 {cosine_p1:.5f}, least {cosine_min:.5f}"
+    else:
+        figures = (
+            "accuracy {accuracy:.2%}, in float32 {reference_accuracy:.2%}; same label {label_agreement:.2%}; "
+            "largest change of a probability {probability_change_max:.4f}"
+        )
+    return [str(row["texts"]), figures.format(**row)]
+
+
 TABLES = {
     "text": (
         ("KL mean", "KL p99", "KL largest", "same likeliest", "log p mean", "log p largest", "perplexity", "tokens"),
         text_cells,
     ),
     "first": (("same first token", "same where float32 is sure"), first_cells),
+    "encoders": (("texts", "against float32"), encoder_cells),
 }
 
 
@@ -266,9 +278,8 @@ def main() -> None:
         found[part] = []
         if part == "encoders":
             narrow = [precision for precision in options.precision if precision in ("int8", "int4")]
-            for line in encoder_quality.lines(settings.default_model_dir(), narrow, options.threads):
-                found[part].append(line)
-                print(line, flush=True)
+            found[part] = [*encoder_quality.found(settings.default_model_dir(), narrow, options.threads)]
+            print(f"\n{table(part, found[part])}", flush=True)
             continue
         for name in options.files:
             if not path_of(name).exists():

@@ -127,10 +127,11 @@ class Report:
     def table(self) -> str:
         """For people."""
         head = f"{self.source}: {self.served}, compared with {self.reference}, {self.tokens} tokens of {self.text}"
-        last = len(self.layers) - 1
-        states = f"{self.layers[last]:.4f} after the last layer; it grows most in layer {self.worst} of 0 to {last}"
-        grown = f" ({self.growth(self.worst):+.4f})"
-        rows = [*self.comparison.lines(), ("relative error of states", states + grown)]
+        last, most = len(self.layers) - 1, self.growth(self.worst)
+        states = f"{self.layers[last]:.4f} after the last layer"
+        if most > 0:
+            states += f"; it grows most in layer {self.worst} of 0 to {last} ({most:+.4f})"
+        rows = [*self.comparison.lines(), ("relative error of states", states)]
         width = max(len(name) for name, _ in rows)
         return "\n".join([head, *(f"{name:<{width}}  {figures}" for name, figures in rows)])
 
