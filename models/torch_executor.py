@@ -78,6 +78,24 @@ class TorchExecutor:
             self._suspect(finite, slots)
         return out
 
+    def step_with_states(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """What `step` returns, and what each layer makes of each row: [depth, T, W] float32, before the final norm.
+
+        All rows must be wanted, since the last layer computes no others.  No recorded graph is replayed.
+        """
+        assert len(rows.wanted) == len(rows.tokens)
+        kept: list[Tensor] = []
+        graphs, self._graphs = self._graphs, None
+        hooks = [
+            block.register_forward_hook(lambda *seen: kept.append(seen[-1].float())) for block in self.network.blocks
+        ]
+        try:
+            return self.step(rows), torch.stack(kept)
+        finally:
+            self._graphs = graphs
+            for hook in hooks:
+                hook.remove()
+
     def _compute(self, batch: Ragged) -> Computed:
         states = self.network(batch)  # [M, W]
         view = batch.cache

@@ -1,4 +1,4 @@
-"""Commands that look into one checkpoint: `polyhead explain | heads | verify-determinism | quantize`.
+"""Commands that look into one checkpoint: `polyhead explain | heads | quality | verify-determinism | quantize`.
 
 Knows what to call, as service.cli does, and imports as late.
 """
@@ -107,6 +107,34 @@ def heads(
 
     with ending(), interrupted():
         ranked(Wanted(model, data, limit, plot, as_json), typer.echo, say_progress)
+
+
+@app.command()
+def quality(
+    source: Source,
+    text: Annotated[str, typer.Option(help="A file of text to read instead of the one that comes with polyhead.")] = "",
+    precision: Annotated[
+        Literal["auto", "float32", "int8", "int4"], typer.Option(help="What is compared; auto: as it would be served.")
+    ] = "auto",
+    tokens: Annotated[
+        int, typer.Option(min=0, max=8192, help="Tokens of the text to read; 0: 448 of a generator, about 2,048 else.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how far what would be served is from float32 of the same file.
+
+    Of a generator: KL divergence of next-token distributions, how often the likeliest token is the same, perplexity of
+    both.  Of a classifier, a ranker or a token head: how often labels are the same, the largest change of a
+    probability.  Of an embedder: the cosine of vectors.  Of all of them: the layer that adds most error.
+    """
+    from service import settings
+
+    settings.prepare_process()
+    from service.quality import Wanted
+    from service.quality import quality as work
+
+    with ending(), interrupted():
+        work(Wanted(source, text, precision, tokens, as_json), typer.echo, say_progress)
 
 
 @app.command("verify-determinism")

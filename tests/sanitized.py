@@ -128,7 +128,8 @@ def generate(config: ModelConfig, instructions: str) -> int:
         numbers = adapters(config, executor)
         for parts in chunks(config, random.Random(steps)):
             some = [choice.choice(numbers) for _ in parts] if steps % 3 else None
-            executor.step(replace(rows_of(parts, last_only=steps % 4 > 0), adapters=some))
+            rows = replace(rows_of(parts, last_only=steps % 4 > 0), adapters=some)
+            executor.step(rows) if steps % 4 else executor.states(rows)
             steps += 1
     return steps
 
@@ -142,7 +143,10 @@ def encode(config: ModelConfig, instructions: str) -> int:
             texts = [[choice.randrange(config.vocab_size) for _ in range(length)] for length in lengths]
             rows = rows_of([(text, 0, []) for text in texts], last_only=len(lengths) == 3)
             rows = replace(rows, adapters=[choice.choice(numbers) for _ in texts])
-            executor.step(replace(rows, segments=[1] * len(rows.tokens)) if config.segments else rows)
+            rows = replace(rows, segments=[1] * len(rows.tokens)) if config.segments else rows
+            executor.step(rows)
+            if len(rows.wanted) == len(rows.tokens):
+                executor.states(rows)
             steps += 1
     return steps
 

@@ -57,7 +57,17 @@ def test_every_command_is_listed() -> None:
     said = polyhead("--help").stdout
     assert all(
         command in said
-        for command in ("serve", "chat", "classify", "embed", "models", "train", "quantize", "verify-determinism")
+        for command in (
+            "serve",
+            "chat",
+            "classify",
+            "embed",
+            "models",
+            "train",
+            "quantize",
+            "quality",
+            "verify-determinism",
+        )
     )
     assert polyhead("--version").stdout == f"polyhead {VERSION}\n"
 

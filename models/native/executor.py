@@ -93,6 +93,23 @@ class NativeExecutor:
 
     def step(self, rows: Rows) -> Tensor:
         """Good until the next step."""
+        return self._step(rows, 0)
+
+    def step_with_states(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """What `step` returns, and what each layer makes of each row: [depth, T, W] float32, before the final norm.
+
+        All rows must be wanted, since the last layer computes no others.
+        """
+        assert len(rows.wanted) == len(rows.tokens)
+        states = torch.empty(self._config.depth, len(rows.tokens), self._width)
+        return self._step(rows, states.data_ptr()), states
+
+    def states(self, rows: Rows) -> Tensor:
+        """What each layer makes of each row, [depth, T, W]; all rows must be wanted."""
+        return self.step_with_states(rows)[1]
+
+    def _step(self, rows: Rows, states: int) -> Tensor:
+        """`states` is the address of what `step_with_states` returns; 0: nothing is written."""
         count, wanted = len(rows.tokens), len(rows.wanted)
         if self._poisoned:
             self._poisoned -= self._blocks(rows, [i for i in range(count) if rows.positions[i] % BLOCK == 0])
@@ -110,7 +127,7 @@ class NativeExecutor:
         ]
         addresses = [0 if array is None else array.ctypes.data for array in kept]
         rank = max((self._loras[number].rank for number in {*(rows.adapters or ())} - {0}), default=0)
-        step = native.Rows(count, len(rows.tables), wanted, rank, *addresses)
+        step = native.Rows(count, len(rows.tables), wanted, rank, *addresses, states)
         told = spoiled.ctypes.data, self._likeliest.ctypes.data
         self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *told)
         if self.block_count and spoiled.any():

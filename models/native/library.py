@@ -83,6 +83,7 @@ class Rows(Structure):
             (name, c_void_p)
             for name in ("tokens", "positions", "segments", "starts", "tables", "table_starts", "wanted", "adapters")
         ),
+        ("states", c_void_p),
     )
 
 

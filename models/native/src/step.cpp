@@ -51,6 +51,8 @@ struct Rows {
     const int32_t* wanted;                         // [M], ascending
     const LowRank* const* adapters;                // [N] what is added to a sequence's products, PRODUCTS a layer, or
                                                    // null; null: none has any
+    float* states;                                 // [depth][T][width] what each layer makes of each row, or null: not
+                                                   // written; the last layer's only of the rows that are wanted
 };
 
 namespace {
@@ -211,7 +213,10 @@ class Model {
         team_.wait();
         for (int l = 0; l < plan_.depth; ++l) {
             each_panel(thread, rows_.count, counters_[2 * l], [&](const Crew& crew, int a, int b) {
-                if (l) close(crew, l - 1, x_, attn_, who_, a, b);
+                if (l) {
+                    close(crew, l - 1, x_, attn_, who_, a, b);
+                    if (rows_.states) copy_states(crew, l - 1, x_, nullptr, a, b);
+                }
                 open(crew, l, a, b);
             });
             team_.wait();
@@ -222,6 +227,7 @@ class Model {
         narrow(thread);
         each_panel(thread, rows_.wanted_count, counters_[2 * plan_.depth], [&](const Crew& crew, int a, int b) {
             close(crew, plan_.depth - 1, last_x_, last_attn_, last_who_, a, b);
+            if (rows_.states) copy_states(crew, plan_.depth - 1, last_x_, rows_.wanted, a, b);
         });
         team_.wait();
         answer(thread);
@@ -374,6 +380,16 @@ class Model {
         in = prepared(crew, layer.down, added_to(l, DOWN, who, a), count, true,
                       [&](int r) { return hidden + size_t(r) * hidden_; });
         added(crew, layer.down, in, count, rows, layer.mlp_norm, layer.mlp_post_norm, nullptr);
+    }
+
+    // Rows [a, b) of `x`, which a layer has been closed on, to `states`; `which` are their numbers, null: their own.
+    void copy_states(const Crew& crew, int l, const float* x, const int32_t* which, int a, int b) {
+        const size_t width = size_t(plan_.width);
+        const auto [from, to] = crew.share(b - a);
+        for (int i = a + from; i < a + to; ++i) {
+            const size_t row = size_t(l) * rows_.count + (which ? which[i] : i);
+            memcpy(rows_.states + row * width, x + size_t(i) * width_, width * sizeof(float));
+        }
     }
 
     // rows += product, with the norms that the order of the layer wants on it.

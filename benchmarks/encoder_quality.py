@@ -1,0 +1,125 @@
+"""What narrow weights and activations cost encoders, on real data, against the same checkpoint in float32.
+
+A part of benchmarks.quality.  The sentiment classifier labels the sentences that its recipe held out.  The embedder's
+vectors of real sentences are compared by their cosine.  Weights of four bits are calibrated first, on editorials, which
+are not measured on.  Everything runs on the compiled step.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.prose import sentences
+from models import checkpoint
+from models.checkpoint import Checkpoint
+from models.executor import Rows
+from models.native.executor import NativeExecutor
+from models.native.plan import Precision
+from models.quantize import calibrate
+from service import quickstart
+from training import recipe, vader
+from training.data import Example
+
+WINDOW = 512  # tokens
+BATCH = 32  # texts
+SHOWN = 24_576  # tokens, to calibrate by
+REVIEWS = ("movieReviewSnippets", "amazonReviewSnippets")
+EDITORIALS = ("nytEditorialSnippets",)
+Found = dict[str, Any]  # a row of a table, for programs
+RECIPE = Path(recipe.__file__).parent / "recipes" / "sentiment.toml"
+
+
+def windows(loaded: Checkpoint, folder: Path, tokens: int, *files: str) -> list[list[int]]:
+    """Windows of some corpora, sentence after sentence in their own order; each opens as any text of this model."""
+    opening, closing = ends(loaded)
+    width, found = WINDOW - len(opening) - len(closing), []
+    for file in files:
+        text = " ".join(sentences(folder / "prose", 1 << 20, file))
+        ids = loaded.tokenizer.encode(text, special=False).ids
+        starts = range(0, min(tokens // len(files), len(ids) - width), width)
+        found += [opening + ids[start : start + width] + closing for start in starts]
+    return found
+
+
+def ends(loaded: Checkpoint) -> tuple[list[int], list[int]]:
+    """The special tokens before and after a text."""
+    empty = loaded.tokenizer.encode("").ids
+    return empty[: -(-len(empty) // 2)], empty[-(-len(empty) // 2) :]
+
+
+def prepared(source: str, precision: Precision, folder: Path, shown: Sequence[str]) -> Checkpoint:
+    """The checkpoint as it would be run: weights of four bits are calibrated on the corpora `shown`."""
+    loaded = checkpoint.load(source)
+    if precision == "int4":
+        calibrate(loaded.network, None, windows(loaded, folder, SHOWN, *shown))
+    return loaded
+
+
+def encoded(loaded: Checkpoint, precision: Precision, texts: list[str], threads: int) -> Tensor:
+    """What the head makes of each text, before it is closed."""
+    executor = NativeExecutor(loaded.network, precision=precision, threads=threads)
+    return torch.cat([answers(loaded, executor, texts[start : start + BATCH]) for start in range(0, len(texts), BATCH)])
+
+
+@torch.inference_mode()
+def answers(loaded: Checkpoint, executor: NativeExecutor, texts: list[str]) -> Tensor:
+    tokens = [each.ids for each in loaded.tokenizer.encode_batch(texts)]
+    starts = list(accumulate(map(len, tokens), initial=0))
+    wanted, heads = loaded.head.wanted(starts)  # type: ignore[operator]
+    positions = [position for text in tokens for position in range(len(text))]
+    flat = [token for text in tokens for token in text]
+    states = executor.step(Rows(flat, positions, starts, [[]] * len(texts), wanted))
+    return loaded.head.close(loaded.head(states, heads))  # type: ignore[no-any-return, operator]
+
+
+def held_out(folder: Path) -> list[Example[int]]:
+    """The sentences that the sentiment adapter of the quick start was never shown."""
+    return recipe.divide(recipe.read(RECIPE).data, vader.corpus(folder / "prose")).held_out
+
+
+def classifying(folder: Path, precisions: list[Precision], threads: int) -> Iterator[Found]:
+    source = quickstart.sources(folder)["sentiment"]
+    examples = held_out(folder)
+    texts, labels = [example.text for example in examples], torch.tensor([example.label for example in examples])
+    expected = encoded(checkpoint.load(source), "float32", texts, threads)
+    right = float((expected.argmax(-1) == labels).float().mean())
+    for precision in precisions:
+        found = encoded(prepared(source, precision, folder, EDITORIALS), precision, texts, threads)
+        yield {
+            "file": "sentiment",
+            "engine": f"Polyhead {precision}",
+            "texts": len(texts),
+            "accuracy": float((found.argmax(-1) == labels).float().mean()),
+            "reference_accuracy": right,
+            "label_agreement": float((found.argmax(-1) == expected.argmax(-1)).float().mean()),
+            "probability_change_max": float((found - expected).abs().max()),
+        }
+
+
+def embedding(folder: Path, precisions: list[Precision], threads: int) -> Iterator[Found]:
+    source = quickstart.sources(folder)["minilm"]
+    texts = sentences(folder / "prose", 1000, *REVIEWS, "tweets")
+    expected = encoded(checkpoint.load(source), "float32", texts, threads)
+    for precision in precisions:
+        cosine = torch.cosine_similarity(
+            encoded(prepared(source, precision, folder, EDITORIALS), precision, texts, threads), expected
+        )
+        yield {
+            "file": "minilm",
+            "engine": f"Polyhead {precision}",
+            "texts": len(texts),
+            "cosine_mean": float(cosine.mean()),
+            "cosine_p1": float(cosine.quantile(0.01)),
+            "cosine_min": float(cosine.min()),
+        }
+
+
+def found(folder: Path, precisions: list[Precision], threads: int) -> Iterator[Found]:
+    """A row for each precision, of the embedder, then of the classifier."""
+    torch.set_num_threads(threads)
+    yield from embedding(folder, precisions, threads)
+    yield from classifying(folder, precisions, threads)
