@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -424,3 +425,20 @@ def test_check_of_nothing(arguments: list[str], code: int, said: str) -> None:
     result = run_check(*arguments)
     assert result.exit_code == code
     assert said in result.stderr
+
+
+def test_check_goes_on_after_a_refused_source(tiny_generator: Path, tiny_classifier: Path, tmp_path: Path) -> None:
+    """Each that is refused has its sentence, an adapter over it too; the others have their rows."""
+    cut = shutil.copytree(tiny_classifier, tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes(b"")
+    sources = ("/nowhere", f"chat={tiny_generator}", f"cut={cut}", f"cut:spam={tmp_path}", f"judge={tiny_classifier}")
+    result = run_check(*sources, "--cache-tokens", "512", "--memory-mib", "100")
+    assert result.exit_code == 1
+    header, *rows, limit = result.stdout.splitlines()
+    assert header.split()[0] == "model"
+    assert [row.split()[0] for row in rows] == ["chat", "judge", "together"]
+    assert limit == "100 MiB are set for models"
+    nowhere, broken, spam = result.stderr.splitlines()
+    assert nowhere.startswith("polyhead: model: /nowhere: there is no such folder")
+    assert broken.startswith(f"polyhead: cut: {cut / 'model.safetensors'}: ")
+    assert spam == "polyhead: cut:spam: cut, which it is laid over, is refused itself"
