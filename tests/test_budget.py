@@ -376,6 +376,64 @@ def test_what_the_allocator_keeps_is_given_back() -> None:
     assert int(done.stdout) > 15 * MIB
 
 
+LOADING = """
+import asyncio, sys
+sys.path.insert(0, "tests")
+import torch
+from growth import forget, resident
+from service.engine.engine import Engine
+from service.metrics import Metrics
+from service.registry import Registry
+from service.settings import Settings
+
+async def run(warm, *sources):
+    torch.set_num_threads(1)
+    engine = Engine(Metrics([]), threads=1)
+    engine.start()
+    known = Settings(device="cpu", model_root="/", threads=1, cache_tokens=512, max_running=4, step_tokens=64)
+    registry = Registry(engine, known, told=Metrics([]))
+    await registry.load("warm", warm).end()
+    forget()
+    base = resident("VmRSS")
+    for number, source in enumerate(sources):
+        await registry.load(f"model-{number}", source).end()
+    print(resident("VmHWM") - base)
+    await engine.close(0)
+
+asyncio.run(run(*sys.argv[1:]))
+"""
+DEEP = LlamaConfig(
+    vocab_size=384, hidden_size=512, num_hidden_layers=16, num_attention_heads=8, num_key_value_heads=8,
+    intermediate_size=1536, max_position_embeddings=512, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def deep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file of 16 layers of 13 MiB each as float32, which are packed to a quarter."""
+    with torch.device("meta"):
+        model = LlamaForCausalLM(DEEP)
+    shapes = gguf_files.converted("llama", model)
+    weights = {
+        name: torch.ones(each.shape) if each.dim() == 1 else torch.zeros(len(each), each.size(1) // 32 * 34).byte()
+        for name, each in shapes.items()
+    }
+    kinds = lambda name, tensor: "Q8_0" if tensor.dtype == torch.uint8 else "F32"  # noqa: E731
+    path = tmp_path_factory.mktemp("deep") / "deep.gguf"
+    return gguf_files.write(path, "llama", gguf_files.decoder_metadata(DEEP), weights, kinds)
+
+
+@linux
+@pytest.mark.skipif(not runnable(), reason="nothing is compiled here")
+def test_loading_two_files_takes_what_is_packed_and_one_part(tiny_generator: Path, deep_file: Path) -> None:
+    """In a process as a server is: the allocator does not keep what of each layer was read."""
+    known = settings(threads=1, cache_tokens=512, max_running=4, step_tokens=64)
+    needed = Budget(1 << 50, known).plan(described(deep_file))
+    command = [sys.executable, "-c", LOADING, str(tiny_generator), str(deep_file), str(deep_file)]
+    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
+    assert 2 * needed.weights < float(done.stdout) * MIB < 1.15 * 2 * needed.total, (done.stdout, needed)
+
+
 # polyhead check
 
 
