@@ -4,13 +4,15 @@ Knows descriptions and the budget; reads no weights.  The one idea: it plans as 
 the other in one budget, so that what it says fits is what will be loaded.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from models import checkpoint
 from models.checkpoint.beside import Trunk
 from models.checkpoint.description import Description
 from models.checkpoint.precision import suited
 from models.checkpoint.reach import ANYWHERE
+from models.errors import ModelError, UnsupportedError
 from service.budget import MIB, Budget, Need, Sized, least, limit_of, mib, need_beside, sized
 from service.drafts import drafting_for
 from service.errors import NoRoom
@@ -33,35 +35,63 @@ def named(sources: Sequence[str]) -> dict[str, str]:
     return models
 
 
-def checked(settings: Settings) -> tuple[str, bool]:
-    """A table in MiB with what to say below it, and whether everything fits.  Raises ModelError."""
-    described = {name: checkpoint.describe(source) for name, source in settings.models.items() if not trunk_of(name)}
-    world = settings.tensor_parallel
-    models = [sized(name, what, drafting_for(name, what, settings), world) for name, what in described.items()]
-    adapters = [beside(name, described[trunk_of(name)], settings) for name in settings.models if trunk_of(name)]
+@dataclass(frozen=True)
+class Checked:
+    """`said` is a table in MiB with what to say below it, empty where there is no model to say it of; `refused` has a
+    sentence for each source that cannot be loaded; `fits`: all of them can be loaded, and fit."""
+
+    said: str
+    refused: tuple[str, ...]
+    fits: bool
+
+
+def checked(settings: Settings) -> Checked:
+    """A source that is refused does not keep the others from being checked, and takes no room from them."""
+    described, models, adapters, refused = dict[str, Description](), list[Sized](), list[Need](), list[str]()
+    for name in sorted(settings.models, key=lambda name: bool(trunk_of(name))):  # adapters after what they lie over
+        try:
+            if trunk_of(name):
+                adapters.append(beside(name, described, settings))
+            else:
+                what = checkpoint.describe(settings.models[name])
+                models.append(sized(name, what, drafting_for(name, what, settings), settings.tensor_parallel))
+                described[name] = what
+        except ModelError as error:
+            refused.append(f"{name}: {error}")
+    if not models:
+        return Checked("", tuple(refused), fits=False)
+    said, fits = planned(models, adapters, settings)
+    return Checked(said, tuple(refused), fits=fits and not refused)
+
+
+def planned(models: Sequence[Sized], adapters: Sequence[Need], settings: Settings) -> tuple[str, bool]:
+    """What there is to say of those that can be loaded, and whether they fit."""
     kept = sum(adapter.total for adapter in adapters)
     free = limit_of(settings.model_copy(update={"memory_mib": 0}), placed(settings).device)
     budget = Budget(settings.memory_mib * MIB or free, settings)
     needs, complaints = [], []
     for number, model in enumerate(models):
         try:
-            planned = budget.plan(model, models[number + 1 :], kept)
-            budget.take(planned)
+            plan = budget.plan(model, models[number + 1 :], kept)
+            budget.take(plan)
         except NoRoom as error:
             complaints.append(error.message)
-            planned = least(model, settings)
-        needs.append(planned)
+            plan = least(model, settings)
+        needs.append(plan)
     for adapter in adapters:
         try:
             budget.take_beside(adapter)
         except NoRoom as error:
             complaints.append(error.message)
-    said = complaints or [shrunk(model, planned) for model, planned in zip(models, needs, strict=True)]
+    said = complaints or [shrunk(model, plan) for model, plan in zip(models, needs, strict=True)]
     return "\n".join([table([*needs, *adapters]), bounds(settings, free), *filter(None, said)]), not complaints
 
 
-def beside(name: str, trunk: Description, settings: Settings) -> Need:
-    """Of an adapter over one of the models."""
+def beside(name: str, described: Mapping[str, Description], settings: Settings) -> Need:
+    """Of an adapter over one of the models.  UnsupportedError where that model is refused itself."""
+    trunk = described.get(trunk_of(name))
+    if trunk is None:
+        raise UnsupportedError(f"{trunk_of(name)}, which it is laid over, is refused itself")
     laid = Trunk(trunk).lay(ANYWHERE.place(settings.models[name]))
     return need_beside(name, laid, placed(settings, suited(trunk.entries.values()), trunk.config))
 

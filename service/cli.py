@@ -222,9 +222,12 @@ def check(ctx: typer.Context) -> None:
         given = flags.parse(ctx.args)
         if "models" not in given:
             raise settings.SettingsError("name what is to be checked: polyhead check SOURCE")
-        said, fits = checked(settings.read(given | {"models": named(given["models"])}))
-    typer.echo(said)
-    if not fits:
+        found = checked(settings.read(given | {"models": named(given["models"])}))
+    if found.said:
+        typer.echo(found.said)
+    for sentence in found.refused:
+        typer.echo(f"polyhead: {sentence}", err=True)
+    if not found.fits:
         raise typer.Exit(1)
 
 

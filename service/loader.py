@@ -241,6 +241,7 @@ class Loader:
             loaded.fill(part)
             yield
             hollow(part)
+            trim()  # else the allocator keeps what was read, part after part
             breathe()
 
         prepare(loaded, settings, breathe)

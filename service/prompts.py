@@ -51,7 +51,8 @@ class Continuation:
     prompts: tuple[Prompt, ...]
     sampling: Sampling
     seeded: bool = False  # the sampling's seed was asked for; otherwise every request draws its own
-    max_tokens: int = 0  # 0: as many as the context leaves
+    max_tokens: int = 0  # 0: the request does not say
+    usual: int = 0  # where the request does not say, as far as the context has room; 0: as many as it leaves
     stops: tuple[str, ...] = ()
     stop_tokens: frozenset[int] = frozenset()
     ignore_eos: bool = False
@@ -70,6 +71,11 @@ class Continuation:
     grammar: Grammar | None = None
     thinking: Thinking | None = None
     salt: str = ""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of an answer, as far as the context has room; 0: as many as it leaves."""
+        return self.max_tokens or self.usual
 
     @property
     def tries(self) -> int:
@@ -218,7 +224,7 @@ def thinks(model: Model, prompt: Prompt, tokens: Sequence[int]) -> Literal["", "
 
 
 def room(model: Model, length: int, asked: Continuation, where: str) -> int:
-    """How many tokens may follow a prompt of `length`: as many as are wanted, or as the context leaves."""
+    """How many tokens may follow a prompt of `length`: as many as wanted, else as usual, else as the context leaves."""
     check_length(model, length, where)
     limit, wanted = model.max_tokens, asked.max_tokens
     if asked.scoring:
@@ -232,4 +238,4 @@ def room(model: Model, length: int, asked: Continuation, where: str) -> int:
             f"{asked.limit}: the prompt has {length} tokens and {wanted} more are asked for, the model takes {limit}",
             param=asked.limit,
         )
-    return min(wanted or limit, limit - length)
+    return min(asked.longest or limit, limit - length)

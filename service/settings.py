@@ -92,6 +92,9 @@ class Settings(Spread):
     )
     step_tokens: int = Field(512, ge=1, le=1 << 20, description="Tokens a generator computes in one step, at most.")
     max_running: int = Field(64, ge=1, le=4096, description="Sequences a generator advances in one step, at most.")
+    max_tokens_default: int = Field(
+        0, ge=0, le=1 << 30, description="Tokens of an answer where a request does not say; 0: as the dialect has it."
+    )
     prefill_chunk: int = Field(256, ge=1, le=1 << 20, description="Tokens of one prompt computed in a step, at most.")
     prefix_sharing: Literal["all", "key"] = Field(
         "all",
@@ -209,8 +212,7 @@ class Settings(Spread):
         False, description="Say on /metrics what is said of generators under vLLM's names, too, for what reads those."
     )
     model_root: str = Field(
-        "",
-        description="Folder in which models named over HTTP must lie, hub ids aside; empty: model_dir.",
+        "", description="Folder in which models named over HTTP must lie, hub ids aside; empty: model_dir."
     )
     log_format: Literal["console", "json"] = Field("console", description="One line a message, for people or machines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")

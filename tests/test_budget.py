@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import time
@@ -375,6 +376,64 @@ def test_what_the_allocator_keeps_is_given_back() -> None:
     assert int(done.stdout) > 15 * MIB
 
 
+LOADING = """
+import asyncio, sys
+sys.path.insert(0, "tests")
+import torch
+from growth import forget, resident
+from service.engine.engine import Engine
+from service.metrics import Metrics
+from service.registry import Registry
+from service.settings import Settings
+
+async def run(warm, *sources):
+    torch.set_num_threads(1)
+    engine = Engine(Metrics([]), threads=1)
+    engine.start()
+    known = Settings(device="cpu", model_root="/", threads=1, cache_tokens=512, max_running=4, step_tokens=64)
+    registry = Registry(engine, known, told=Metrics([]))
+    await registry.load("warm", warm).end()
+    forget()
+    base = resident("VmRSS")
+    for number, source in enumerate(sources):
+        await registry.load(f"model-{number}", source).end()
+    print(resident("VmHWM") - base)
+    await engine.close(0)
+
+asyncio.run(run(*sys.argv[1:]))
+"""
+DEEP = LlamaConfig(
+    vocab_size=384, hidden_size=512, num_hidden_layers=16, num_attention_heads=8, num_key_value_heads=8,
+    intermediate_size=1536, max_position_embeddings=512, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def deep_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GGUF file of 16 layers of 13 MiB each as float32, which are packed to a quarter."""
+    with torch.device("meta"):
+        model = LlamaForCausalLM(DEEP)
+    shapes = gguf_files.converted("llama", model)
+    weights = {
+        name: torch.ones(each.shape) if each.dim() == 1 else torch.zeros(len(each), each.size(1) // 32 * 34).byte()
+        for name, each in shapes.items()
+    }
+    kinds = lambda name, tensor: "Q8_0" if tensor.dtype == torch.uint8 else "F32"  # noqa: E731
+    path = tmp_path_factory.mktemp("deep") / "deep.gguf"
+    return gguf_files.write(path, "llama", gguf_files.decoder_metadata(DEEP), weights, kinds)
+
+
+@linux
+@pytest.mark.skipif(not runnable(), reason="nothing is compiled here")
+def test_loading_two_files_takes_what_is_packed_and_one_part(tiny_generator: Path, deep_file: Path) -> None:
+    """In a process as a server is: the allocator does not keep what of each layer was read."""
+    known = settings(threads=1, cache_tokens=512, max_running=4, step_tokens=64)
+    needed = Budget(1 << 50, known).plan(described(deep_file))
+    command = [sys.executable, "-c", LOADING, str(tiny_generator), str(deep_file), str(deep_file)]
+    done = subprocess.run(command, cwd=Path(__file__).parent.parent, capture_output=True, text=True, check=True)
+    assert 2 * needed.weights < float(done.stdout) * MIB < 1.15 * 2 * needed.total, (done.stdout, needed)
+
+
 # polyhead check
 
 
@@ -424,3 +483,20 @@ def test_check_of_nothing(arguments: list[str], code: int, said: str) -> None:
     result = run_check(*arguments)
     assert result.exit_code == code
     assert said in result.stderr
+
+
+def test_check_goes_on_after_a_refused_source(tiny_generator: Path, tiny_classifier: Path, tmp_path: Path) -> None:
+    """Each that is refused has its sentence, an adapter over it too; the others have their rows."""
+    cut = shutil.copytree(tiny_classifier, tmp_path / "cut")
+    (cut / "model.safetensors").write_bytes(b"")
+    sources = ("/nowhere", f"chat={tiny_generator}", f"cut={cut}", f"cut:spam={tmp_path}", f"judge={tiny_classifier}")
+    result = run_check(*sources, "--cache-tokens", "512", "--memory-mib", "100")
+    assert result.exit_code == 1
+    header, *rows, limit = result.stdout.splitlines()
+    assert header.split()[0] == "model"
+    assert [row.split()[0] for row in rows] == ["chat", "judge", "together"]
+    assert limit == "100 MiB are set for models"
+    nowhere, broken, spam = result.stderr.splitlines()
+    assert nowhere.startswith("polyhead: model: /nowhere: there is no such folder")
+    assert broken.startswith(f"polyhead: cut: {cut / 'model.safetensors'}: ")
+    assert spam == "polyhead: cut:spam: cut, which it is laid over, is refused itself"

@@ -190,11 +190,60 @@ def test_broken_indices(tiny_classifier: Path, tmp_path: Path, weight_map: Any, 
         load(str(folder))
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "model.pth", "model.ckpt"])
-def test_pickles_are_never_opened(tiny_classifier: Path, tmp_path: Path, name: str) -> None:
+CONVERT = r"save_pretrained\(folder\) writes safetensors"
+UNREAD = {
+    "pytorch_model.bin": rf"can run code when opened.*{CONVERT}",
+    "model.pt": rf"can run code.*{CONVERT}",
+    "model.pth": rf"can run code.*{CONVERT}",
+    "model.ckpt": rf"can run code.*{CONVERT}",
+    "model.pickle": rf"can run code.*{CONVERT}",
+    "model.pkl": rf"can run code.*{CONVERT}",
+    "model.onnx": "not read.*name the safetensors folder or the GGUF file",
+    "tf_model.h5": "can hold code.*convert them to safetensors",
+    "flax_model.msgpack": "not read; convert them to safetensors",
+}
+
+
+@pytest.mark.parametrize("configured", [True, False])
+@pytest.mark.parametrize("name", UNREAD)
+def test_folders_of_formats_that_are_not_read(
+    tiny_classifier: Path, tmp_path: Path, name: str, configured: bool
+) -> None:
+    """The sentence is about the format, with a config.json and without."""
     folder = edited(tiny_classifier, tmp_path / "p")
     (folder / "model.safetensors").rename(folder / name)
-    with pytest.raises(UnsupportedError, match=f"{name}.*save_pretrained"):
+    if not configured:
+        (folder / "config.json").unlink()
+    with pytest.raises(UnsupportedError, match=rf"p: only .*\({name}\).*{UNREAD[name]}"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_files_of_formats_that_are_not_read(tmp_path: Path, name: str) -> None:
+    """They are refused by their names: what is in them is not looked at."""
+    (tmp_path / name).touch()
+    with pytest.raises(UnsupportedError, match=rf"{name}: .*{UNREAD[name]}"):
+        load(str(tmp_path / name))
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    for name, sentence in (("a.safetensors", "name the folder that has its config.json"), ("a.txt", "name the folder")):
+        (tmp_path / name).touch()
+        with pytest.raises(UnsupportedError, match=sentence):
+            load(str(tmp_path / name))
+
+
+def test_other_weights_beside_those_that_are_read(tiny_classifier: Path, tmp_path: Path) -> None:
+    """They change nothing, whatever else is missing."""
+    folder = edited(tiny_classifier, tmp_path / "b")
+    for name in UNREAD:
+        (folder / name).touch()
+    load(str(folder))
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    with pytest.raises(CheckpointError, match=r"no weights: neither model\.safetensors nor .*only other\.safetensors"):
+        load(str(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"config\.json: is not there, and is needed"):
         load(str(folder))
 
 

@@ -370,7 +370,7 @@ def test_text_that_comes_without_a_token_comes_with_the_next(models: list[Model]
         yield 0, Piece("", (), "length")
 
     async def told() -> list[Any]:
-        return [each async for each in chunks(GenerateParameters(), models[-1], "a", pieces())]
+        return [each async for each in chunks(GenerateParameters(), models[-1], "a", pieces(), 0)]
 
     events = asyncio.run(told())
     assert [event["token"]["text"] for event in events] == ["x", "abc", "d"]

@@ -450,9 +450,9 @@ def test_a_trunk_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tm
 
 def test_what_adapters_take_is_told_before(tiny_embedder: Path, spam: Path) -> None:
     models = {"base": str(tiny_embedder), "base:spam": str(spam)}
-    said, fits = checked(Settings(models=models))
-    assert fits
-    assert "base:spam" in said
+    found = checked(Settings(models=models))
+    assert found.fits
+    assert "base:spam" in found.said
     needed = need_beside("base:spam", Trunk(describe(str(tiny_embedder))).lay(spam), placed(Settings()))
     assert 2 * 2 * 2 * 4 * 32 * 4 < needed.total < 20_000  # queries and values of two layers, of rank 4
     with pytest.raises(NoRoom, match="base:spam needs 1 MiB, and 1 of 1 MiB are free"):

@@ -18,6 +18,7 @@ from torch import nn
 from models.chat import ChatTemplate
 from models.checkpoint import adapter, folder, gguf, recurrent
 from models.checkpoint.description import Description, blank
+from models.checkpoint.formats import refuse_file
 from models.checkpoint.precision import Suited, suited
 from models.checkpoint.reach import ANYWHERE, Reach
 from models.checkpoint.weights import Weights
@@ -147,18 +148,13 @@ def describe(source: str, reach: Reach = ANYWHERE) -> Description:
         return with_adapter(reach.place(base), reach.place(addition))
     path = reach.place(source)
     if not path.is_dir():
-        return gguf_file(path)
+        refuse_file(path)
+        return gguf.describe(path)
     if adapter.is_adapter(path):
         return with_adapter(reach.of(source).place(adapter.base_of(path)), path)
     if recurrent.is_recurrent(path):
         return recurrent.describe(path)
     return folder.describe(folder.open_folder(path))
-
-
-def gguf_file(path: Path) -> Description:
-    if path.suffix != ".gguf":
-        raise UnsupportedError("a file is loaded only if it is a .gguf; otherwise name the folder", file=str(path))
-    return gguf.describe(path)
 
 
 def with_adapter(base: Path, addition: Path) -> Description:

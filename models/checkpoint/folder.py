@@ -13,18 +13,17 @@ from models.chat import ChatTemplate
 from models.checkpoint import compressed
 from models.checkpoint.answers import HEADS, pools
 from models.checkpoint.description import Description
+from models.checkpoint.formats import INDEX, SINGLE, no_weights, refuse_folder
 from models.checkpoint.parts import Json, Parts, configured, read_json, template
 from models.checkpoint.tensors import Entry, safetensors
 from models.errors import CheckpointError, UnsupportedError
-from models.files import listed, subfolder, text
+from models.files import subfolder, text
 from models.tokenizer import Tokenizer
-
-PICKLES = (".bin", ".pt", ".pth", ".ckpt")
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 def open_folder(path: Path) -> Parts:
     """Read the small files and the headers.  CheckpointError or UnsupportedError names what is wrong."""
+    refuse_folder(path)
     config = read_json(path / "config.json")
     refuse_foreign(path / "config.json", config)
     family = family_of(path / "config.json", config)
@@ -100,15 +99,8 @@ def tensors_of(path: Path) -> dict[str, Entry]:
         return sharded(path)
     if (path / SINGLE).is_file():
         return safetensors(path / SINGLE)
-    pickles = listed(path, PICKLES)
-    if pickles:
-        raise UnsupportedError(
-            f"only pickled weights ({', '.join(pickles)}), which can run code when opened; convert them where you "
-            "trust them: transformers' AutoModel.from_pretrained(folder).save_pretrained(folder) writes safetensors "
-            "(use the Auto class of the head)",
-            file=str(path),
-        )
-    raise CheckpointError(f"no weights: neither {SINGLE} nor {INDEX} is there", file=str(path))
+    refuse_folder(path)
+    raise no_weights(path)
 
 
 def sharded(path: Path) -> dict[str, Entry]:

@@ -15,7 +15,8 @@ import torch
 from safetensors.torch import save as packed
 
 from models.checkpoint.description import Description, Head, Unfilled, listed
-from models.checkpoint.folder import SINGLE, tensors_of
+from models.checkpoint.folder import tensors_of
+from models.checkpoint.formats import SINGLE
 from models.checkpoint.parts import Json, read_json
 from models.checkpoint.tensors import Entry, readable
 from models.config import ModelConfig

@@ -13,7 +13,7 @@ import orjson
 import torch
 from torch import Tensor, nn
 
-from models.checkpoint import compressed, folder
+from models.checkpoint import compressed, folder, formats
 from models.checkpoint.compressed import Compressed, Scheme
 from models.checkpoint.description import Description, announced, blank, used
 from models.checkpoint.parts import read_json
@@ -90,13 +90,13 @@ def write(
     config = read_json(source / "config.json")
     out.mkdir(parents=True, exist_ok=True)
     for file in (found for pattern in COPIED for found in source.glob(pattern)):
-        if file.name != folder.INDEX and file != source / "config.json":
+        if file.name != formats.INDEX and file != source / "config.json":
             (out / file.relative_to(source)).parent.mkdir(exist_ok=True)
             shutil.copyfile(file, out / file.relative_to(source))
     shapes: Shapes = {}
     for name, entry in entries.items():
         shapes |= coded_shapes(name, entry, scheme) if name in names else {name: (entry.kind, entry.shape)}
-    write_tensors(out / folder.SINGLE, shapes, made(entries, names, grids, progress))
+    write_tensors(out / formats.SINGLE, shapes, made(entries, names, grids, progress))
     config[compressed.CONFIG] = compressed.config_of(scheme, floating(what, entries, names))
     (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
 

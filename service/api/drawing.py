@@ -105,7 +105,6 @@ def customary(options: Drawing, customs: Customs) -> Drawing:
     """What is not said is as the checkpoint has it: a search, unless something is drawn."""
     said, usual, beams = options.model_fields_set, customs.sampling, customs.beams
     fields: dict[str, Any] = {
-        "max_new_tokens": customs.most,
         "min_new_tokens": usual.min_tokens,
         "no_repeat_ngram_size": usual.once,
     }

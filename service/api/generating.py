@@ -28,14 +28,15 @@ async def begun(request: Request, wire: Work, model: Model, asked: Continuation,
     Of several to one prompt the first comes first, then those to the next prompt.
     """
     with visit(request).tokenising():
-        requests = await server(request).text.prompts(model, apart(request, asked), call, terms(request, wire))
+        settled = apart(request, lasting(request, asked))
+        requests = await server(request).text.prompts(model, settled, call, terms(request, wire))
     return len(asked.prompts) * asked.count, answers(request, model, asked, requests)
 
 
 async def spoken(request: Request, wire: Work, model: Model, talk: Talk, call: str) -> tuple[int, int, Utterances]:
     """As `begun`, with what the answers say told apart; before that, how many tokens the prompt has."""
     with concerning(model):
-        asked = apart(request, fitted(talk, model))
+        asked = apart(request, lasting(request, fitted(talk, model)))
     text, conditions = server(request).text, terms(request, wire)
     try:
         with visit(request).tokenising():
@@ -46,6 +47,12 @@ async def spoken(request: Request, wire: Work, model: Model, talk: Talk, call: s
         raise
     heard = expected(asked, talk.tools, model, requests[0].tokens)
     return asked.count, requests[0].prompt_tokens, conversed(answers(request, model, asked, requests), heard)
+
+
+def lasting(request: Request, asked: Continuation) -> Continuation:
+    """As long as the setting says, where the request does not; no dialect looks at that setting itself."""
+    usual = server(request).settings.max_tokens_default
+    return replace(asked, usual=usual) if usual else asked
 
 
 def apart(request: Request, asked: Continuation) -> Continuation:

@@ -97,18 +97,22 @@ def spelled(drawn: Sequence[Drawn], start: int, text: str) -> list[tuple[Drawn, 
 
 
 async def chunks(
-    asked: GenerateParameters, model: Model, prompt: str, answers: AsyncGenerator[tuple[int, Piece], None]
+    asked: GenerateParameters,
+    model: Model,
+    prompt: str,
+    answers: AsyncGenerator[tuple[int, Piece], None],
+    longest: int,
 ) -> AsyncGenerator[dict[str, Any], None]:
     """An event for each token, whose texts together are the answer; the last has all of it once more.
 
-    What ends a text is said by a special token without one, unless a token came with the end: the last one that there
-    may be does.
+    What ends a text is said by a special token without one, unless a token came with the end: the last of the `longest`
+    answer does.
     """
     said, told, index, held = "", 0, 0, list[Piece]()
     async with aclosing(answers):
         async for _, part in answers:
             held.append(part)
-            if 0 < asked.max_new_tokens == part.tokens and not part.finish:
+            if 0 < longest == part.tokens and not part.finish:
                 continue  # the end follows at once
             piece, held = joined(held), []
             said += piece.text

@@ -212,9 +212,11 @@ async def generated(request: Request, wire: asked.GenerateCall, model: Model) ->
     if wire.parameters.adapter_id:
         model = about(request, generating.adapted(permitted(request), model.name, wire.parameters.adapter_id))
     call = f"generate-{uuid.uuid4().hex}"
-    count, answers = await generating.begun(request, wire, model, asked.read_generate(wire), call)
+    continuation = generating.lasting(request, asked.read_generate(wire))
+    count, answers = await generating.begun(request, wire, model, continuation, call)
     if isinstance(wire.inputs, str) and wire.stream:
-        return await EventStream.open(events(chunks(wire.parameters, model, wire.inputs, answers), write_error))
+        told = chunks(wire.parameters, model, wire.inputs, answers, continuation.longest)
+        return await EventStream.open(events(told, write_error))
     return JsonResponse(said.write_generate(wire, model, await whole(count, answers)))
 
 

@@ -275,7 +275,7 @@ def read_write(wire: WriteCall, customs: Customs) -> Continuation:
             raise BadRequest(f"{where}: give all options beside generate_parameters, or all in it", param=where)
         options, inside = within, f"{inside}generate_parameters."
     asked = continuing("inputs", texts_of(wire.inputs), customary(options, customs), inside)
-    return replace(asked, within=not options.max_new_tokens)
+    return replace(asked, usual=customs.most)
 
 
 def read_generate(wire: GenerateCall) -> Continuation:

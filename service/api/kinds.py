@@ -26,9 +26,10 @@ class OneOf:
         one = core_schema.tagged_union_schema(choices, discriminator=lambda value: tag(self.type_of(value)))
         return core_schema.no_info_before_validator_function(self.known, one)
 
-    def type_of(self, value: Any) -> Any:
+    def type_of(self, value: Any) -> str:
         """Of a wire object that was checked already, too."""
-        return (value.get("type") if isinstance(value, dict) else getattr(value, "type", None)) or self.unsaid
+        given = getattr(value, "type", "") if isinstance(value, Wire) else said_type(value)
+        return given or self.unsaid
 
     def known(self, value: Any) -> Any:
         every = [name for kind in self.kinds for name in names(kind)]
@@ -41,10 +42,19 @@ class OneOf:
         return value
 
 
+def said_type(value: Any) -> str:
+    """The type that a client's value says it has; empty where it is no object, or where its type is no string.
+
+    A type may be any JSON value, and a list or an object cannot be looked up in a set or a dict.
+    """
+    kind = value.get("type") if isinstance(value, dict) else None
+    return kind if isinstance(kind, str) else ""
+
+
 def names(kind: type[Wire]) -> tuple[str, ...]:
     return get_args(kind.model_fields["type"].annotation)
 
 
-def tag(name: Any) -> str:
+def tag(name: str) -> str:
     """As `service.api.dialect.path` leaves it out."""
     return f"<{name}>"

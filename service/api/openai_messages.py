@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from service.api.body import read_arguments
 from service.api.dialect import Wire, at_most
+from service.api.kinds import said_type
 from service.errors import BadRequest
 
 MOST_MESSAGES, MOST_PARTS, MOST_CALLS = 4096, 256, 128
@@ -40,10 +41,10 @@ class TextPart(Wire):
     @model_validator(mode="before")
     @classmethod
     def is_text(cls, value: Any) -> Any:
-        kind = value.get("type") if isinstance(value, dict) else None
-        if isinstance(kind, str) and kind not in ("text", "refusal"):
+        kind = said_type(value)
+        if kind and kind not in ("text", "refusal"):
             raise PydanticCustomError("unsupported", "is not supported", {"field": "type", "value": kind})
-        if kind is None or not isinstance(value.get(kind), str):
+        if not kind or not isinstance(value.get(kind), str):
             raise PydanticCustomError("described", "must be {sentence}", {"sentence": "an object with a type and text"})
         return value
 

@@ -10,6 +10,7 @@ from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from service.api.dialect import Neutral, Wire, at_most, between, described
+from service.api.kinds import said_type
 from service.api.offers import EFFORTS, check_names, tool
 from service.errors import BadRequest
 from service.tools import Reasoning, Tool, Tools
@@ -63,7 +64,7 @@ def chosen(value: Any) -> Any:
     """A word is short for an object that says it."""
     if isinstance(value, str) and value in ("none", "auto", "required"):
         return {"type": value}
-    kind = value.get("type") if isinstance(value, dict) else None
+    kind = said_type(value)
     if kind in ("function", "allowed_tools") and value.get(kind) is not None:
         return value
     sentence = '"none", "auto", "required", an object that names a function, or one of the type "allowed_tools"'

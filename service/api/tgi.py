@@ -52,10 +52,11 @@ async def generated(request: Request, wire: GenerateRequest, *, stream: bool) ->
     if wire.parameters.num_return_sequences > 1:
         raise wrong(INSIDE, "num_return_sequences", "there is one answer here; POST /models/{name} gives several")
     model, call = named(request, wire.parameters.adapter_id), f"generate-{uuid.uuid4().hex}"
-    continuation = asked((wire.inputs,), wire.parameters, stream=stream)
+    continuation = generating.lasting(request, asked((wire.inputs,), wire.parameters, stream=stream))
     count, answers = await generating.begun(request, wire, model, continuation, call)
     if stream:
-        return await EventStream.open(events(chunks(wire.parameters, model, wire.inputs, answers), write_error))
+        told = chunks(wire.parameters, model, wire.inputs, answers, continuation.longest)
+        return await EventStream.open(events(told, write_error))
     [first, *_] = answered(wire.parameters, model, wire.inputs, await whole(count, answers))
     return JsonResponse(first)
 
