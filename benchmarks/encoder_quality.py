@@ -35,7 +35,7 @@ RECIPE = Path(recipe.__file__).parent / "recipes" / "sentiment.toml"
 
 def windows(loaded: Checkpoint, folder: Path, tokens: int, *files: str) -> list[list[int]]:
     """Windows of some corpora, sentence after sentence in their own order; each opens as any text of this model."""
-    opening, closing = ends(loaded)
+    opening, closing = loaded.tokenizer.ends
     width, found = WINDOW - len(opening) - len(closing), []
     for file in files:
         text = " ".join(sentences(folder / "prose", 1 << 20, file))
@@ -43,12 +43,6 @@ def windows(loaded: Checkpoint, folder: Path, tokens: int, *files: str) -> list[
         starts = range(0, min(tokens // len(files), len(ids) - width), width)
         found += [opening + ids[start : start + width] + closing for start in starts]
     return found
-
-
-def ends(loaded: Checkpoint) -> tuple[list[int], list[int]]:
-    """The special tokens before and after a text."""
-    empty = loaded.tokenizer.encode("").ids
-    return empty[: -(-len(empty) // 2)], empty[-(-len(empty) // 2) :]
 
 
 def prepared(source: str, precision: Precision, folder: Path, shown: Sequence[str]) -> Checkpoint:

@@ -15,7 +15,7 @@ import torch
 from models.checkpoint.beside import Laid
 from models.checkpoint.description import Description
 from models.checkpoint.estimate import Size, size
-from models.checkpoint.precision import Suited, suited
+from models.checkpoint.precision import Suited
 from models.config import ModelConfig
 from models.errors import UnsupportedError
 from models.invariant.linear import proving_bytes
@@ -90,7 +90,7 @@ def sized(name: str, what: Description, draft: Description | None = None, world:
         columns=columns_of(what),
         context=what.max_tokens,
         size=size(own),
-        suited=suited(what.entries.values()),
+        suited=what.suited,
         draft=sized(f"{name}'s draft", draft) if draft else None,
     )
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from models import checkpoint
 from models.checkpoint.beside import Trunk
 from models.checkpoint.description import Description
-from models.checkpoint.precision import suited
 from models.checkpoint.reach import ANYWHERE
 from models.errors import ModelError, UnsupportedError
 from service.budget import MIB, Budget, Need, Sized, least, limit_of, mib, need_beside, sized
@@ -93,7 +92,7 @@ def beside(name: str, described: Mapping[str, Description], settings: Settings) 
     if trunk is None:
         raise UnsupportedError(f"{trunk_of(name)}, which it is laid over, is refused itself")
     laid = Trunk(trunk).lay(ANYWHERE.place(settings.models[name]))
-    return need_beside(name, laid, placed(settings, suited(trunk.entries.values()), trunk.config))
+    return need_beside(name, laid, placed(settings, trunk.suited, trunk.config))
 
 
 def shrunk(model: Sized, planned: Need) -> str:

@@ -5,7 +5,6 @@ Knows descriptions, no weights.  The one idea: what is foretold are tokens, so b
 
 from models import checkpoint
 from models.checkpoint.description import Description
-from models.checkpoint.precision import suited
 from models.errors import UnsupportedError
 from service.place import placed
 from service.settings import Settings
@@ -34,5 +33,5 @@ def unfit(what: Description, draft: Description, settings: Settings) -> str:
     if not ours.is_like(theirs):
         counts = f"{theirs.vocab_size} tokens, the model has {ours.vocab_size}"
         return f"its vocabulary ({counts}) is another one; a draft must be of the same family, with the same tokenizer"
-    size, other = (placed(settings, suited(each.entries.values()), each.config).block_size for each in (what, draft))
+    size, other = (placed(settings, each.suited, each.config).block_size for each in (what, draft))
     return "" if size == other else f"its cache has blocks of {other} tokens, the model's of {size}; set block_size"

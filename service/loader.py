@@ -20,7 +20,7 @@ from models import checkpoint
 from models.checkpoint import Checkpoint
 from models.checkpoint.beside import Laid, Trunk
 from models.checkpoint.description import Description
-from models.checkpoint.precision import Suited, suited
+from models.checkpoint.precision import Suited
 from models.checkpoint.reach import Reach
 from models.decoding import Writing
 from models.executor import Executor
@@ -39,7 +39,9 @@ from service.engine.outcome import Failure, attempt, settle
 from service.engine.reading import Head
 from service.engine.speculation import Speculation
 from service.engine.worker import Worker
+from service.errors import NoRoom
 from service.executors import called, executor_of, kernel_for, prepare, sampler_of
+from service.fidelity import SelfTest, in_float32, is_tested, preferred, told
 from service.model import Customs, Model
 from service.place import Place, placed, unable
 from service.ranks import Part, Ranks, refuse_adapter
@@ -85,6 +87,14 @@ class Served:
     part: Part | None = None  # where several processes compute it
 
 
+class Unfaithful(Exception):
+    """The default precision of a model costs more than it may."""
+
+    def __init__(self, place: Place, cost: float) -> None:
+        super().__init__(f"{place.precision} costs {cost}")
+        self.place, self.cost = place, cost
+
+
 class Loader:
     """Lives on the event loop thread.  Every executor goes through `executed` once."""
 
@@ -104,7 +114,7 @@ class Loader:
         """Raises ModelError, and whatever a checkpoint makes a library raise."""
 
         def read() -> Described:
-            what = checkpoint.describe(source, self.reach)
+            what = preferred(checkpoint.describe(source, self.reach), self._settings)
             draft = drafting_for(name, what, self._settings)
             size = sized(name, what, draft, self._settings.tensor_parallel)
             placed(self._settings, size.suited, size.config)  # refused now, it troubles no other model's plan
@@ -119,7 +129,7 @@ class Loader:
         def read() -> Beside:
             refuse_adapter(name, self._settings)
             laid = trunk.lay(self.reach.place(source))
-            place = placed(self._settings, suited(trunk.what.entries.values()), trunk.what.config)
+            place = placed(self._settings, trunk.what.suited, trunk.what.config)
             return Beside(source, laid, need_beside(name, laid, place))
 
         with self._timed("describe"):
@@ -143,7 +153,7 @@ class Loader:
     def _attach(self, beside: Beside, trunk: Served) -> int:
         """On the engine's thread."""
         what = trunk.trunk.what
-        place = placed(self._settings, suited(what.entries.values()), what.config)
+        place = placed(self._settings, what.suited, what.config)
         lora, head = trunk.trunk.read(beside.laid, place.dtype, place.device)
         if isinstance(trunk.worker, Encoder):
             if head is not None and place.instructions:
@@ -155,9 +165,29 @@ class Loader:
     async def load(self, described: Described, heard: Heard, others: Sequence[Sized] = (), kept: int = 0) -> Served:
         """A worker that takes requests; `heard` is told, on the engine's thread, how much is read.
 
-        Raises NoRoom, Stopped, ModelError, and what a checkpoint makes a library raise.  `others` come later, and what
-        takes `kept` bytes.
+        Its default precision is float32 where a self-test finds that the usual one costs more than `max_kl`.  Raises
+        NoRoom, Stopped, ModelError, and what a checkpoint makes a library raise.  `others` come later, and what takes
+        `kept` bytes.
         """
+        try:
+            return await self._load(described, heard, others, kept)
+        except Unfaithful as error:
+            wide = self._in_float32(described, error)
+        try:
+            return await self._load(wide, heard, others, kept)
+        except NoRoom as error:
+            log.warning("%s: %s; and float32 has no room: %s", wide.sized.name, wide.what.suited.reason, error.message)
+        return await self._load(described, heard, others, kept, strict=False)
+
+    def _in_float32(self, described: Described, error: "Unfaithful") -> Described:
+        what = in_float32(described.what, error.place, error.cost, self._settings)
+        size = sized(described.sized.name, what, described.draft, self._settings.tensor_parallel)
+        return replace(described, what=what, sized=size)
+
+    async def _load(
+        self, described: Described, heard: Heard, others: Sequence[Sized], kept: int, *, strict: bool = True
+    ) -> Served:
+        """Raises Unfaithful where the default precision costs too much, unless it is not `strict`."""
         place = placed(self._settings, described.sized.suited, described.sized.config)
         if place.instructions and self._settings.precision == "auto":
             log.info("%s: %s", described.sized.name, explained(described.sized.suited))
@@ -174,8 +204,15 @@ class Loader:
                 drafter = await self._engine.call(lambda: self._drafter(described, need))
                 if part is not None:
                     undo.push_async_callback(self._engine.call, part.drop)
+                test = SelfTest(described.what, place, self._settings) if is_tested(place) else None
+                if test is not None and test.is_due:
+                    await self._engine.call(lambda: test.expect(self._engine.breathe))
+                    await self._engine.call(trim)
                 loaded = await self._engine.call(lambda: self._read(described, heard, part))
-                worker = await self._engine.call(lambda: self._employ(need, loaded, drafter, part))
+                worker = await self._engine.call(lambda: self._employ(need, loaded, drafter, part, test))
+                cost = test.cost if test is not None else None
+                if strict and cost is not None and cost > self._settings.max_kl and self._settings.precision == "auto":
+                    raise Unfaithful(place, cost)
             read = time.perf_counter()
             with self._timed("warm up"):
                 await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
@@ -185,8 +222,10 @@ class Loader:
         served = Served(model_of(need, loaded, place), worker, need, Trunk(described.what), part)
         warm, size = time.perf_counter() - read, need.weights / 2**20
         how = f"{place.precision} by {served.model.executor}"
-        told = (need.name, loaded.family, loaded.task, how, size, read - began, warm)
-        log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *told)
+        if cost is not None:
+            how += f", {told(cost, described.what)}"
+        facts = (need.name, loaded.family, loaded.task, how, size, read - began, warm)
+        log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *facts)
         return served
 
     @contextmanager
@@ -231,7 +270,7 @@ class Loader:
         progress = breathing(self._engine, heard)
         return read(described.source, described.what, dtype=place.dtype, device=place.device, progress=progress)
 
-    def _executor(self, need: Need, loaded: Checkpoint, part: Part | None) -> Executor:
+    def _executor(self, need: Need, loaded: Checkpoint, part: Part | None, test: SelfTest | None = None) -> Executor:
         if part is not None:
             return self._executed(part.executor(loaded))
         settings, breathe = self._settings, self._engine.breathe
@@ -245,10 +284,15 @@ class Loader:
             breathe()
 
         prepare(loaded, settings, breathe)
-        return self._executed(executor_of(loaded, settings, need.blocks, held))
+        executor = executor_of(loaded, settings, need.blocks, held)
+        if test is not None and test.is_due:
+            test.compare(executor)
+        return self._executed(executor)
 
-    def _employ(self, need: Need, loaded: Checkpoint, drafter: Drafter | None, part: Part | None) -> Worker:
-        settings, executor = self._settings, self._executor(need, loaded, part)
+    def _employ(
+        self, need: Need, loaded: Checkpoint, drafter: Drafter | None, part: Part | None, test: SelfTest | None
+    ) -> Worker:
+        settings, executor = self._settings, self._executor(need, loaded, part, test)
         if not (loaded.writing or isinstance(loaded.head, LanguageHead)):
             head, tokens = cast(Head, loaded.head), settings.encoder_step_tokens
             return Encoder(executor, head, model=need.name, task=cast(Task, loaded.task), token_budget=tokens)

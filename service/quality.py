@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from models import checkpoint
 from models.checkpoint import Checkpoint
 from models.checkpoint.description import Description
-from models.checkpoint.precision import suited
 from models.errors import ModelError, UnsupportedError
 from models.executor import Rows
 from models.native.executor import NativeExecutor
@@ -30,13 +29,13 @@ from models.torch_executor import TorchExecutor
 from service.differences import Answer, Comparison, LayerErrors, Passage, comparison_of
 from service.engine.reading import Head
 from service.executors import called, executor_of, prepare
+from service.fidelity import TEXT
 from service.inputs import BY_TOKEN, cut
 from service.machine import give_back
 from service.opened import found
 from service.place import Place, placed
 from service.settings import Settings, read
 
-TEXT = Path(__file__).parent / "quality.txt"
 CHARACTERS = 1 << 20  # of a text that are read
 WINDOW = 512  # tokens that a generator reads at once, at most
 WINDOWS = 4  # of a generator, at least: they lie evenly over the text, which may change its subject
@@ -173,7 +172,7 @@ class Measurement:
         )
 
     def _placed(self, settings: Settings) -> Place:
-        return placed(settings, suited(self.what.entries.values()), self.what.body)
+        return placed(settings, self.what.suited, self.what.body)
 
     def _named(self, place: Place) -> str:
         return f"{place.precision} by {called(place, self.what.body)}"
@@ -206,7 +205,7 @@ class Measurement:
 
 def windows(what: Description, text: str, named: str, tokens: int) -> list[Step]:
     """Of a generator: some windows of consecutive tokens, one a step, evenly over the text."""
-    opening = ends(what)[0]
+    opening = what.tokenizer.ends[0]
     ids = what.tokenizer.encode(text, special=False).ids
     width, total = min(WINDOW, what.max_tokens) - len(opening), min(tokens or TOKENS, len(ids))
     if width < 2:
@@ -217,12 +216,6 @@ def windows(what: Description, text: str, named: str, tokens: int) -> list[Step]
     size = total // count
     starts = (number * (len(ids) - size) // max(count - 1, 1) for number in range(count))
     return [[checked(what, opening + ids[start : start + size], [])] for start in starts]
-
-
-def ends(what: Description) -> tuple[list[int], list[int]]:
-    """The special tokens before and after a text."""
-    empty = what.tokenizer.encode("").ids
-    return empty[: -(-len(empty) // 2)], empty[-(-len(empty) // 2) :]
 
 
 def batches(what: Description, text: str, named: str, tokens: int) -> list[Step]:

@@ -67,9 +67,8 @@ def sequences(loaded: Checkpoint, text: Path) -> list[list[int]]:
             read = file.read(LENGTH * COUNT * CHARACTERS)
     except OSError as error:
         raise ModelError(f"--text: {text} cannot be read: {error}") from None
-    empty = loaded.tokenizer.encode("").ids
-    opening, closing = empty[: -(-len(empty) // 2)], empty[-(-len(empty) // 2) :]
-    width = min(LENGTH, loaded.max_tokens) - len(empty)
+    opening, closing = loaded.tokenizer.ends
+    width = min(LENGTH, loaded.max_tokens) - len(opening) - len(closing)
     ids = loaded.tokenizer.encode(read, special=False).ids
     starts = range(0, len(ids) - width + 1, width)[:COUNT]
     if not starts:

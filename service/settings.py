@@ -77,6 +77,12 @@ class Settings(Spread):
         description="Format of weights and arithmetic; auto: bfloat16 on a GPU; on a CPU for each model int4 or int8 "
         "if its file is quantised, else float32. int4 takes what a file has in 4 bits as it is, and the rest in 8.",
     )
+    max_kl: float = Field(
+        0.01,
+        gt=0,
+        description="How far next-token distributions in the default precision may be from float32 of the same file, "
+        "in nats (mean KL); a model for which a self-test finds more is computed in float32.",
+    )
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: as many as the machine has cores to give.")
     tensor_parallel: int = Field(
         1, ge=1, le=64, description="Processes that compute every model together, a share each, on a GPU each if any."

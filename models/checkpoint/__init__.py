@@ -19,7 +19,7 @@ from models.chat import ChatTemplate
 from models.checkpoint import adapter, folder, gguf, recurrent
 from models.checkpoint.description import Description, blank
 from models.checkpoint.formats import refuse_file
-from models.checkpoint.precision import Suited, suited
+from models.checkpoint.precision import Suited
 from models.checkpoint.reach import ANYWHERE, Reach
 from models.checkpoint.weights import Weights
 from models.config import ModelConfig
@@ -135,7 +135,7 @@ def begin(
         max_tokens=what.max_tokens,
         weight_bytes=sum(numbers.values()) * dtype.itemsize,
         dtype=str(dtype).removeprefix("torch."),
-        suited=suited(what.entries.values()),
+        suited=what.suited,
         fill=partial(weights.fill, dtype=dtype, device=torch.device(device)),
         writing=what.head.writing,
     )

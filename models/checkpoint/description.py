@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from models.chat import ChatTemplate
 from models.checkpoint.parts import Parts
+from models.checkpoint.precision import Suited, suited
 from models.checkpoint.tensors import Entry, readable
 from models.config import ModelConfig
 from models.decoding import Writing
@@ -69,6 +70,7 @@ class Head:
 class Description:
     """Everything about a checkpoint but its numbers.
 
+    `suited` is the precision for how its weights are stored, unless another is `preferred`.
     `file` is what describes it, for messages.  `translate` turns a tensor under the file's name into tensors under
     ours ("head." for those of the head), on the meta device too.  `cutting` makes the network and its head a share of
     themselves, where one is wanted, and says how by our names (models.parallel).
@@ -87,6 +89,11 @@ class Description:
     parts: Parts | None = None  # of a folder: what adapters change
     cutting: Cutting = whole
     make: Callable[[], Any] | None = None  # of a network that is no Transformer; `config` is then about as large
+    preferred: Suited | None = None
+
+    @property
+    def suited(self) -> Suited:
+        return self.preferred or suited(self.entries.values())
 
     @property
     def body(self) -> ModelConfig:

@@ -1,7 +1,7 @@
-"""In what a checkpoint is computed where nobody says, from the formats its matrices are stored in.
+"""The default precision of a checkpoint, from the formats its matrices are stored in.
 
-Knows no settings and no devices.  The one idea: numbers that are stored whole are computed whole; where most have been
-rounded already, arithmetic in integers loses little more and takes a fraction of the time and memory.
+Weights that are stored as floats are computed in float32.  Where most are stored in blocks of integers, the codes and
+scales of the file are multiplied as they are, which takes a fraction of the time and memory.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from typing import Literal
 from models.checkpoint.tensors import Entry
 
 Precision = Literal["float32", "int8", "int4"]
-FOUR = frozenset(("Q4_0", "Q4_1", "int4"))  # what int4 takes as it is; it has what else there is in 8 bits
+FOUR = frozenset(("Q4_0", "Q4_1", "Q4_K", "int4"))  # what int4 takes as it is; it has what else there is in 8 bits
 
 
 @dataclass(frozen=True)
@@ -26,17 +26,20 @@ class Suited:
 
 def suited(entries: Iterable[Entry]) -> Suited:
     """Of a checkpoint's tensors, of which at least one is a matrix: integers if more than half of the numbers in
-    matrices are stored as such, those of 4 bits if most of these can be kept."""
+    matrices are stored as such, int4 if it takes any of them as they are."""
     numbers, shares = Counter[str](), Counter[Precision]()
     for entry in entries:
         if len(entry.shape) == 2:
             numbers[entry.kind] += prod(entry.shape)
             shares[precision_of(entry.kind)] += prod(entry.shape)
-    narrow: Precision = "int4" if shares["int4"] > shares["int8"] else "int8"
-    chosen: Precision = "float32" if 2 * shares["float32"] >= shares.total() else narrow
-    kind = next(kind for kind, _ in numbers.most_common() if precision_of(kind) == chosen)
-    stored = f"as {kind}" if chosen == "float32" else f"in {next(filter(str.isdecimal, kind))} bits ({kind})"
-    return Suited(chosen, f"its weights are stored {stored}")
+    if 2 * shares["float32"] >= shares.total():
+        kind = next(kind for kind, _ in numbers.most_common() if precision_of(kind) == "float32")
+        return Suited("float32", f"its weights are stored as {kind}")
+    narrow = [kind for kind, _ in numbers.most_common() if precision_of(kind) != "float32"]
+    bits = next(filter(str.isdecimal, narrow[0]))
+    return Suited(
+        "int4" if shares["int4"] else "int8", f"its weights are stored in {bits} bits ({' and '.join(narrow)})"
+    )
 
 
 def precision_of(kind: str) -> Precision:

@@ -5,7 +5,7 @@ and the sizes of the structures are compared.
 """
 
 import ctypes
-from ctypes import POINTER, Structure, c_double, c_float, c_int, c_int32, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -119,6 +119,12 @@ def library(name: str) -> ctypes.CDLL:
     return opened(path)
 
 
+def made_of(name: str) -> str:
+    """The hash of the sources and flags that a library was compiled from."""
+    made: bytes = library(name).polyhead_made_of()
+    return made.decode()
+
+
 @cache
 def fastest() -> ctypes.CDLL | None:
     """The library for the best instruction set this processor has."""
@@ -132,6 +138,7 @@ def opened(path: Path) -> ctypes.CDLL:
     for which, mirror in enumerate((Plan, Layer, Linear, Rows, LowRank, Draw)):
         if loaded.polyhead_sizes(which) != ctypes.sizeof(mirror):
             raise OSError(f"{path} does not fit: it was compiled from other sources")
+    loaded.polyhead_made_of.restype = c_char_p
     loaded.polyhead_open.restype = c_void_p
     loaded.polyhead_open.argtypes = [POINTER(Plan), c_int]
     loaded.polyhead_close.argtypes = [c_void_p]

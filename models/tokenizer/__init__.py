@@ -129,6 +129,13 @@ class Tokenizer:
         other.__dict__.pop("_quoting", None)
         return other
 
+    @property
+    def ends(self) -> tuple[list[int], list[int]]:
+        """The special tokens before and after a text."""
+        empty = self.encode("").ids
+        middle = -(-len(empty) // 2)
+        return empty[:middle], empty[middle:]
+
     def encode(self, text: str, *, special: bool = True, untrusted: bool = False) -> Encoding:
         """`special` adds the tokens that the model wants round a text; `untrusted` keeps control tokens that the text
         spells from becoming any.  EncodingError for text with lone surrogates."""

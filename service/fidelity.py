@@ -1,0 +1,221 @@
+"""What a narrow precision costs a model, measured once when it is loaded.
+
+A short text goes through the network in float32, a layer at a time, and through the executor that will serve it.  The
+cost of a generator is the mean Kullback-Leibler divergence of its next-token distributions, in nats; of any other
+network the mean of 1 - cosine of its states.  A cost is kept in a file named by a hash of the weights, so that it is
+measured again only for other weights, another processor or other kernels.
+"""
+
+import hashlib
+import json
+import logging
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from models import checkpoint
+from models.checkpoint.description import Description, blank
+from models.checkpoint.precision import Suited
+from models.checkpoint.weights import Weights
+from models.divergence import Divergence
+from models.errors import CheckpointError
+from models.executor import Executor, Rows
+from models.native.library import made_of
+from models.native.plan import hollow
+from models.ragged import Ragged
+from models.transformer import Transformer
+from service.place import Place, placed
+from service.settings import Settings
+
+TEXT = Path(__file__).parent / "quality.txt"  # prose and code of several kinds
+TEXTS, TOKENS = 4, 32  # windows of the text, and tokens of each
+ROWS = 16  # of each window, the last ones, whose predictions are compared
+SAMPLES, SAMPLE = 16, 1 << 16  # pieces of a file that are hashed, and their bytes
+NARROW = ("int8", "int4")
+log = logging.getLogger("polyhead.fidelity")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of the weights with one hash, by precision, instructions and kernels, in a file below `folder`."""
+
+    folder: Path
+    weights: str  # hash
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / f"{self.weights}.json"
+
+    def find(self, key: str) -> float | None:
+        """None where it was never measured, or the file is not there or not ours."""
+        try:
+            found = json.loads(self._file.read_bytes())[key]
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+        return found if isinstance(found, float) else None
+
+    def keep(self, key: str, cost: float) -> None:
+        """Without effect where the folder cannot be written: it is measured again at the next start."""
+        try:
+            kept = json.loads(self._file.read_bytes()) if self._file.exists() else {}
+            self.folder.mkdir(parents=True, exist_ok=True)
+            growing = self._file.with_suffix(f".{os.getpid()}")
+            growing.write_text(json.dumps((kept if isinstance(kept, dict) else {}) | {key: cost}))
+            growing.replace(self._file)
+        except (OSError, ValueError) as error:
+            log.info("the measured cost of a precision is not kept: %s", error)
+
+
+def costs_of(what: Description, settings: Settings) -> Costs:
+    return Costs(Path(settings.model_dir).expanduser() / "fidelity", fingerprint(what))
+
+
+def fingerprint(what: Description) -> str:
+    """A SHA-256 over what tensors there are, how long their files are, and pieces spread evenly over each file."""
+    found = hashlib.sha256(repr(what.config).encode())
+    for name, entry in sorted(what.entries.items()):
+        found.update(f"{name} {entry.kind} {entry.shape}\n".encode())
+    for path in sorted({entry.file for entry in what.entries.values()}):
+        try:
+            with path.open("rb") as file:
+                size = file.seek(0, os.SEEK_END)
+                for number in range(SAMPLES):
+                    file.seek(max(size - SAMPLE, 0) * number // (SAMPLES - 1))
+                    found.update(file.read(SAMPLE))
+        except OSError as error:
+            raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None
+        found.update(f"{size}\n".encode())
+    return found.hexdigest()
+
+
+def key_of(place: Place) -> str:
+    return f"{place.precision} {place.instructions} {made_of(place.instructions)}"
+
+
+def is_tested(place: Place) -> bool:
+    """Whether a model that runs there has a cost."""
+    return bool(place.instructions) and place.precision in NARROW
+
+
+def preferred(what: Description, settings: Settings) -> Description:
+    """With float32 as its default precision, where the usual one is known to cost more than `max_kl`."""
+    place = placed(settings, what.suited, what.body)
+    if settings.precision != "auto" or not is_tested(place):
+        return what
+    cost = costs_of(what, settings).find(key_of(place))
+    return in_float32(what, place, cost, settings) if cost is not None and cost > settings.max_kl else what
+
+
+def in_float32(what: Description, place: Place, cost: float, settings: Settings) -> Description:
+    reason = f"its answers in {place.precision} are {told(cost, what)}, more than max_kl, which is {settings.max_kl:g}"
+    return replace(what, preferred=Suited("float32", reason))
+
+
+def told(cost: float, what: Description) -> str:
+    """A cost, for people."""
+    if what.head.task == "generate":
+        return f"{cost:.2g} nats (KL) from float32's"
+    return f"{cost:.2g} (1 - cosine) from float32's"
+
+
+class SelfTest:
+    """Of one model: `expect` computes in float32 before packing, `compare` with the executor that will serve it."""
+
+    def __init__(self, what: Description, place: Place, settings: Settings) -> None:
+        self.what, self.cost = what, costs_of(what, settings).find(key_of(place))
+        self._costs, self._key = costs_of(what, settings), key_of(place)
+        self._texts, self._expected = texts(what), torch.empty(0)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the cost is not known, and there is a text to measure it by."""
+        return self.cost is None and bool(self._texts)
+
+    @torch.inference_mode()
+    def expect(self, breathe: Callable[[], None]) -> None:
+        """The answers in float32, of weights that are read and let go of part by part."""
+        network, _, fill = self._unread()
+
+        @contextmanager
+        def held(part: nn.Module) -> Iterator[None]:
+            fill(part)
+            yield
+            hollow(part)
+            breathe()
+
+        for name, child in network.named_children():
+            if name not in ("tokens", "blocks"):
+                fill(child)
+        with held(network.tokens):
+            x, frame = network.open(Ragged.of(self._texts))
+        for block in network.blocks:
+            with held(block):
+                x = block(x, frame)
+        x = network.final_norm(x)[self._rows]
+        if self.what.head.task == "generate":  # its matrix may be that of tokens, which was let go of
+            _, head, fill = self._unread()
+            fill(head)
+            x = head(x)
+        self._expected = x
+
+    def _unread(self) -> tuple[Transformer, nn.Module, Callable[[nn.Module], None]]:
+        """The network and its head without numbers, and what gives a part of them its own."""
+        network, head = blank(self.what)
+        weights = Weights(self.what, network, head, checkpoint.ignore)
+        return network.eval(), head.eval(), lambda part: weights.fill(part, torch.float32, torch.device("cpu"))
+
+    @torch.inference_mode()
+    def compare(self, executor: Executor) -> None:
+        """Sets the cost, and keeps it."""
+        found = executor.step(self._step(executor))
+        expected, self._expected = self._expected, torch.empty(0)
+        if not found.isfinite().all():
+            self.cost = float("inf")
+        elif self.what.head.task == "generate":
+            divergence = Divergence()
+            divergence.add(expected, found, expected.argmax(-1))  # what followed does not matter here
+            self.cost = divergence.figures.kl_mean
+        else:
+            self.cost = float(1 - torch.cosine_similarity(expected, found, dim=-1).double().mean())
+        self._costs.keep(self._key, self.cost)
+
+    @property
+    def _starts(self) -> list[int]:
+        starts = [0]
+        for text in self._texts:
+            starts.append(starts[-1] + len(text))
+        return starts
+
+    @property
+    def _rows(self) -> list[int]:
+        """Those that are compared: of a generator the last ones of each text, of others all."""
+        most = ROWS if self.what.head.task == "generate" else TOKENS + 2
+        return [row for a, b in pairwise(self._starts) for row in range(max(a, b - most), b)]
+
+    def _step(self, executor: Executor) -> Rows:
+        blocks = -(-max(map(len, self._texts)) // executor.block_size) if executor.block_size else 0
+        return Rows(
+            tokens=[token for text in self._texts for token in text],
+            positions=[position for text in self._texts for position in range(len(text))],
+            starts=self._starts,
+            tables=[list(range(number * blocks, (number + 1) * blocks)) for number in range(len(self._texts))],
+            wanted=self._rows,
+        )
+
+
+def texts(what: Description) -> list[list[int]]:
+    """Windows of the text that comes with polyhead, evenly over it; none where the network cannot read them."""
+    ids = what.tokenizer.encode(TEXT.read_text(encoding="utf-8"), special=False).ids
+    opening, closing = what.tokenizer.ends
+    width = min(TOKENS, what.max_tokens - len(opening) - len(closing), len(ids) // TEXTS)
+    if width < 1 or max([*ids, *opening, *closing]) >= what.config.vocab_size:
+        return []
+    starts = (number * (len(ids) - width) // (TEXTS - 1) for number in range(TEXTS))
+    closed = [] if what.head.task == "generate" else closing
+    return [opening + ids[start : start + width] + closed for start in starts]
