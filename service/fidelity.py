@@ -53,23 +53,27 @@ class Costs:
         return self.folder / f"{self.weights}.json"
 
     def find(self, key: str) -> float | None:
-        """None where it was never measured, or the file is not there or not ours."""
-        try:
-            found = json.loads(self._file.read_bytes())[key]
-        except (OSError, ValueError, KeyError, TypeError):
-            return None
+        """None where it was never measured."""
+        found = self._read().get(key)
         return found if isinstance(found, float) else None
 
     def keep(self, key: str, cost: float) -> None:
         """Without effect where the folder cannot be written: it is measured again at the next start."""
+        growing = self._file.with_suffix(f".{os.getpid()}")
         try:
-            kept = json.loads(self._file.read_bytes()) if self._file.exists() else {}
             self.folder.mkdir(parents=True, exist_ok=True)
-            growing = self._file.with_suffix(f".{os.getpid()}")
-            growing.write_text(json.dumps((kept if isinstance(kept, dict) else {}) | {key: cost}))
+            growing.write_text(json.dumps(self._read() | {key: cost}))
             growing.replace(self._file)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             log.info("the measured cost of a precision is not kept: %s", error)
+
+    def _read(self) -> dict[str, object]:
+        """Empty where there is no such file, or it is not ours."""
+        try:
+            found = json.loads(self._file.read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
 
 def costs_of(what: Description, settings: Settings) -> Costs:
@@ -133,13 +137,15 @@ class SelfTest:
         self._texts, self._expected = texts(what), torch.empty(0)
 
     @property
-    def is_due(self) -> bool:
+    def _is_due(self) -> bool:
         """Whether the cost is not known, and there is a text to measure it by."""
         return self.cost is None and bool(self._texts)
 
     @torch.inference_mode()
     def expect(self, breathe: Callable[[], None]) -> None:
-        """The answers in float32, of weights that are read and let go of part by part."""
+        """Computes the answers in float32, of weights that are read and let go of part by part; unless it is known."""
+        if not self._is_due:
+            return
         network, _, fill = self._unread()
 
         @contextmanager
@@ -172,7 +178,9 @@ class SelfTest:
 
     @torch.inference_mode()
     def compare(self, executor: Executor) -> None:
-        """Sets the cost, and keeps it."""
+        """Sets the cost, and keeps it; unless it is known."""
+        if not self._is_due:
+            return
         found = executor.step(self._step(executor))
         expected, self._expected = self._expected, torch.empty(0)
         if not found.isfinite().all():

@@ -22,12 +22,10 @@ from models.checkpoint.beside import Laid, Trunk
 from models.checkpoint.description import Description
 from models.checkpoint.precision import Suited
 from models.checkpoint.reach import Reach
-from models.decoding import Writing
 from models.executor import Executor
 from models.heads import LanguageHead
 from models.invariant import Sizes, make_head_invariant
 from models.native.plan import hollow, unfit
-from models.seq2seq import Seq2Seq
 from service import machine
 from service.budget import Budget, Need, Sized, limit_of, need_beside, sized
 from service.drafts import drafting_for
@@ -40,12 +38,13 @@ from service.engine.reading import Head
 from service.engine.speculation import Speculation
 from service.engine.worker import Worker
 from service.errors import NoRoom
-from service.executors import called, executor_of, kernel_for, prepare, sampler_of
+from service.executors import executor_of, kernel_for, prepare, sampler_of
 from service.fidelity import SelfTest, in_float32, is_tested, preferred, told
-from service.model import Customs, Model
+from service.model import Model
+from service.model_card import adapted, model_of
 from service.place import Place, placed, unable
 from service.ranks import Part, Ranks, refuse_adapter
-from service.request import Beams, Sampling, Task
+from service.request import Task
 from service.settings import Settings
 from service.upkeep import trim
 
@@ -143,7 +142,7 @@ class Loader:
             undo.callback(self.budget.release, beside.need)
             with self._timed("read and pack"):
                 number = await self._engine.call(lambda: self._attach(beside, trunk))
-            model = adapted(trunk.model, beside, number)
+            model = adapted(trunk.model, beside.need.name, beside.source, beside.laid, number)
             self._engine.join(trunk.worker, number, model.name, model.task)
             undo.pop_all()
         size, seconds = beside.need.weights / 2**20, time.perf_counter() - began
@@ -200,33 +199,38 @@ class Loader:
         async with AsyncExitStack() as undo:
             self.budget.take(need)
             undo.callback(self.budget.release, need)
-            with self._timed("read and pack"):
-                drafter = await self._engine.call(lambda: self._drafter(described, need))
-                if part is not None:
-                    undo.push_async_callback(self._engine.call, part.drop)
-                test = SelfTest(described.what, place, self._settings) if is_tested(place) else None
-                if test is not None and test.is_due:
-                    await self._engine.call(lambda: test.expect(self._engine.breathe))
-                    await self._engine.call(trim)
-                loaded = await self._engine.call(lambda: self._read(described, heard, part))
-                worker = await self._engine.call(lambda: self._employ(need, loaded, drafter, part, test))
-                cost = test.cost if test is not None else None
-                if strict and cost is not None and cost > self._settings.max_kl and self._settings.precision == "auto":
-                    raise Unfaithful(place, cost)
+            if part is not None:
+                undo.push_async_callback(self._engine.call, part.drop)
+            loaded, worker, cost = await self._read_and_pack(described, heard, need, part)
+            if strict and cost is not None and cost > self._settings.max_kl and self._settings.precision == "auto":
+                raise Unfaithful(place, cost)
             read = time.perf_counter()
             with self._timed("warm up"):
                 await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
                 await self._engine.call(trim)  # of what was read the allocator keeps as much again
             self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
-        served = Served(model_of(need, loaded, place), worker, need, Trunk(described.what), part)
-        warm, size = time.perf_counter() - read, need.weights / 2**20
-        how = f"{place.precision} by {served.model.executor}"
-        if cost is not None:
-            how += f", {told(cost, described.what)}"
-        facts = (need.name, loaded.family, loaded.task, how, size, read - began, warm)
+        model = model_of(need, loaded, place)
+        how = f"{place.precision} by {model.executor}" + (f", {told(cost, described.what)}" if cost is not None else "")
+        times = read - began, time.perf_counter() - read
+        facts = need.name, loaded.family, loaded.task, how, need.weights / 2**20, *times
         log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *facts)
-        return served
+        return Served(model, worker, need, Trunk(described.what), part)
+
+    async def _read_and_pack(
+        self, described: Described, heard: Heard, need: Need, part: Part | None
+    ) -> tuple[Checkpoint, Worker, float | None]:
+        """A worker that is not warm yet, and what its precision costs, if that is measured (service.fidelity)."""
+        place, test = placed(self._settings, described.sized.suited, described.sized.config), None
+        with self._timed("read and pack"):
+            drafter = await self._engine.call(lambda: self._drafter(described, need))
+            if is_tested(place):
+                test = SelfTest(described.what, place, self._settings)
+                await self._engine.call(lambda: test.expect(self._engine.breathe))
+                await self._engine.call(trim)
+            loaded = await self._engine.call(lambda: self._read(described, heard, part))
+            worker = await self._engine.call(lambda: self._employ(need, loaded, drafter, part, test))
+        return loaded, worker, test.cost if test is not None else None
 
     @contextmanager
     def _timed(self, stage: str) -> Iterator[None]:
@@ -285,7 +289,7 @@ class Loader:
 
         prepare(loaded, settings, breathe)
         executor = executor_of(loaded, settings, need.blocks, held)
-        if test is not None and test.is_due:
+        if test is not None:
             test.compare(executor)
         return self._executed(executor)
 
@@ -342,74 +346,6 @@ def apart(reason: str, place: Place) -> str:
     if place.threads == place.torch_threads:
         return told
     return f"{told}; it has {place.torch_threads} thread, and with --executor torch, for all models, {place.threads}"
-
-
-def model_of(need: Need, loaded: Checkpoint, place: Place) -> Model:
-    """What is served: no longer texts than the cache holds."""
-    model = Model(
-        name=need.name,
-        task="generate" if loaded.writing else cast(Task, loaded.task),
-        family=loaded.family,
-        labels=loaded.labels,
-        max_tokens=loaded.max_tokens,
-        vocab_size=loaded.body.vocab_size,
-        width=loaded.body.width,
-        dtype=place.precision,
-        executor=called(place, loaded.body),
-        source=loaded.source,
-        created=int(time.time()),
-        tokenizer=loaded.tokenizer,
-        chat=loaded.chat,
-        stop_tokens=loaded.writing.stops if loaded.writing else loaded.stop_tokens,
-        customs=customs_of(cast(Seq2Seq, loaded.head), loaded.writing) if loaded.writing else None,
-        prompts=loaded.prompts,
-        pooling=loaded.pooling,
-        both_orders=loaded.both_orders,
-    )
-    if not need.blocks or need.cache_tokens >= model.max_tokens:
-        return model
-    log.warning("%s: its context is %d tokens, its cache holds %d", model.name, model.max_tokens, need.cache_tokens)
-    return replace(model, max_tokens=need.cache_tokens)
-
-
-def customs_of(network: Seq2Seq, how: Writing) -> Customs:
-    """As the checkpoint has it."""
-    given = len(how.opening)
-    sampling = Sampling(
-        temperature=how.temperature if how.drawn else 0.0,
-        top_k=how.top_k if how.drawn else 0,
-        top_p=how.top_p if how.drawn else 1.0,
-        banned=tuple((token,) for token in how.banned),
-        min_tokens=max(how.least - given, 0),
-        once=how.once,
-    )
-    rule = Beams(
-        how.beams, how.length_penalty, how.early, how.patient, given=given, closing=how.closing, odds=how.renormalised
-    )
-    return Customs(
-        opening=(network.start, *how.opening),
-        most=max(how.most - given, 1),
-        sampling=sampling,
-        beams=rule,
-    )
-
-
-def adapted(trunk: Model, beside: Beside, number: int) -> Model:
-    """What is served of an adapter: its task and labels, the rest is its trunk's."""
-    what = beside.laid.what
-    return replace(
-        trunk,
-        name=beside.need.name,
-        task=cast(Task, what.head.task),
-        labels=what.head.labels,
-        max_tokens=trunk.max_tokens if trunk.task == "generate" else what.max_tokens,
-        source=beside.source,
-        created=int(time.time()),
-        prompts=what.head.prompts,
-        pooling=what.head.pooling,
-        both_orders=what.head.both_orders,
-        adapter=number,
-    )
 
 
 async def aside(function: Callable[[], T]) -> T:

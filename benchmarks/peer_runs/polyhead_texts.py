@@ -18,8 +18,8 @@ from service.engine.encoder import Encoder
 from service.engine.reading import Head
 from service.executors import executor_of, prepare
 from service.inputs import Read, Reading, read_inputs
-from service.loader import model_of
 from service.model import Model
+from service.model_card import model_of
 from service.place import placed
 from service.request import Terms
 from service.upkeep import trim

@@ -52,26 +52,29 @@ inline bool is_made_of(const float* w, float scale, float most, float top) {
     int wrong = 0;
     for (int i = 0; i < GROUP; ++i) {
         const float n = whole(w[i] * inverse);
-        wrong += !(n >= -most && n <= top && n * scale == w[i]);
+        wrong += !((n >= -most) & (n <= top) & (n * scale == w[i]));
     }
     return !wrong;
 }
 
-// The largest magnitude of a group, with its sign; NaN where a weight is infinite or NaN.
-inline float top_of(const float* w) {
-    float top = 0.f;
+// The largest magnitude of a group; NaN where a weight is infinite or NaN.
+inline float peak_of(const float* w) {
+    uint32_t top = 0;  // magnitudes are ordered as their bits are
     for (int i = 0; i < GROUP; ++i) {
-        if (!std::isfinite(w[i])) return NAN;
-        if (std::fabs(w[i]) > std::fabs(top)) top = w[i];
+        uint32_t bits; memcpy(&bits, w + i, 4);
+        top = std::max(top, bits & 0x7fffffffu);
     }
-    return top;
+    if (top >= 0x7f800000u) return NAN;
+    float most; memcpy(&most, &top, 4);
+    return most;
 }
 
 // The scale that a group of 4-bit weights is made of, NaN if there is none.  The largest magnitude is 8 to 1 scales; the
 // scale's sign is that for which 8 fits.
 inline float scale_of_4(const float* w) {
-    const float top = top_of(w);
-    if (!(std::fabs(top) > 0.f)) return top;
+    const float most = peak_of(w);
+    if (!(most > 0.f)) return most;
+    const float top = std::find(w, w + GROUP, most) != w + GROUP ? most : -most;  
     for (int n = 8; n >= 1; --n)
         for (float scale : {top / float(-n), top / float(n)})
             if (is_made_of(w, scale, 8.f, 7.f)) return scale;
@@ -81,7 +84,7 @@ inline float scale_of_4(const float* w) {
 // The scale of a group of 8-bit weights: 127 scales are its largest magnitude, or 16 (Q5_0) or 8 (Q4_0), if all of its
 // weights are whole multiples of it; otherwise `found` becomes false, and 127 of the least half that suffices.
 inline float scale_of_8(const float* w, bool& found) {
-    const float most = std::fabs(top_of(w));
+    const float most = peak_of(w);
     if (!(most > 0.f)) return most;
     for (float n : {127.f, 16.f, 8.f})
         if (is_made_of(w, most / n, 127.f, 127.f)) return most / n;
@@ -95,13 +98,13 @@ inline bool is_made_of(const float* w, Scale s, float levels, float error) {
     int wrong = 0;
     for (int i = 0; i < GROUP; ++i) {
         const float n = whole((w[i] - s.least) * inverse);
-        wrong += !(n >= 0.f && n <= levels && std::fabs(n * s.scale + s.least - w[i]) <= error);
+        wrong += !((n >= 0.f) & (n <= levels) & (std::fabs(n * s.scale + s.least - w[i]) <= error));
     }
     return !wrong;
 }
 
 // The same of a group whose codes stand above a least weight; the scale is NaN if there is none.  From its smallest to its
-// largest weight it is `levels` to 1 scales, of the `levels` that there are.  Q4_1 and Q5_1 are found exactly, then Q4_K and
+// largest weight it is `levels` to 1 scales, of the `levels` that there are.  Q4_1 and Q5_1 are found exactly; Q4_K and
 // Q5_K, whose scales are products of a half and a whole number, to within a 32nd of a scale.
 inline Scale shift_of(const float* w, int levels) {
     float low = w[0], high = w[0];
@@ -110,17 +113,16 @@ inline Scale shift_of(const float* w, int levels) {
         low = std::fmin(low, w[i]), high = std::fmax(high, w[i]);
     }
     const auto halved = [](float x) { return widen_half(half(x)); };
-    if (low == high) return std::fabs(halved(low) - low) <= std::fabs(low) / 2048.f ? Scale{0.f, halved(low)} : Scale{NAN, NAN};
+    const float rounding = std::fabs(low) / 2048.f;  // of the least weight to a half, at most
+    if (low == high) return std::fabs(halved(low) - low) <= rounding ? Scale{0.f, halved(low)} : Scale{NAN, NAN};
     for (int n = levels; n >= 1; --n) {
-        const float scale = halved((high - low) / float(n));
-        for (int first = 0; scale != 0.f && first <= levels - n; ++first) {
-            const Scale s{scale, halved(low - float(first) * scale)};
-            if (is_made_of(w, s, float(levels), 0.f)) return s;
+        const Scale near{halved((high - low) / float(n)), halved(low)};
+        if (near.scale == 0.f || !is_made_of(w, near, float(levels), near.scale / 32.f + rounding)) continue;
+        for (int first = 0; first <= levels - n; ++first) {
+            const Scale exact{near.scale, halved(low - float(first) * near.scale)};
+            if (is_made_of(w, exact, float(levels), 0.f)) return exact;
         }
-    }
-    for (int n = levels; n >= 1; --n) {
-        const Scale s{halved((high - low) / float(n)), halved(low)};
-        if (s.scale != 0.f && is_made_of(w, s, float(levels), s.scale / 32.f)) return s;
+        if (is_made_of(w, near, float(levels), near.scale / 32.f)) return near;
     }
     return {NAN, NAN};
 }
@@ -152,8 +154,10 @@ inline bool pack_narrow(Source rows, int outputs, int inputs, int k, int format,
                 const float* row = rows[b * COLUMNS + c];
                 const float divided = format == INT8 ? 1.f / unit : 1.f;  // exact: a power of two
                 float w[GROUP];
-                for (int i = 0; i < GROUP; ++i)  // behind the last of a row its like: the inputs there are zeros
-                    w[i] = row && g * GROUP < inputs ? row[std::min(g * GROUP + i, inputs - 1)] * divided : 0.f;
+                const int left = row ? inputs - g * GROUP : 0;
+                if (left >= GROUP) for (int i = 0; i < GROUP; ++i) w[i] = row[g * GROUP + i] * divided;
+                else for (int i = 0; i < GROUP; ++i)  // behind the last of a row its like: the inputs there are zeros
+                    w[i] = left > 0 ? row[g * GROUP + std::min(i, left - 1)] * divided : 0.f;
                 Scale s{0.f, 0.f};
                 if (format == INT8) s.scale = scale_of_8(w, found);
                 else if (format == INT4) s.scale = scale_of_4(w);

@@ -1,0 +1,170 @@
+"""The self-test of a default precision: its cost is measured, logged, kept, and float32 taken where it is too high."""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from models import checkpoint
+from models.native.executor import NativeExecutor
+from service import fidelity, loader
+from service.fidelity import Costs, SelfTest, fingerprint, key_of, preferred
+from service.model import Model
+from service.place import placed
+from service.registry import Registry
+from service.settings import Settings
+from tests import zoo
+from tests.test_registry import serving
+
+MANY = 1e-9  # nats: no narrow precision costs so little
+
+
+def file_of(folder: Path, name: str = "key biases", kind: str = "Q8_0") -> Path:
+    return zoo.gguf_file(folder / f"{name}-{kind}.gguf", name, kind)
+
+
+def served(source: Path, folder: Path, **settings: Any) -> Model:
+    """What is served of one source."""
+
+    async def act(registry: Registry) -> Model:
+        await registry.load_all()
+        [model] = registry.models()
+        return model
+
+    found: Model = serving({"m": source}, act, model_dir=folder, **settings)
+    return found
+
+
+def lines(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if name in record.name]
+
+
+@pytest.fixture(autouse=True)
+def told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("Q8_0", "int8"), ("Q4_0", "int4"), ("Q5_0", "int8")])
+def test_the_cost_of_the_default_is_logged(
+    kind: str, precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = served(file_of(tmp_path, kind=kind), tmp_path)
+    assert model.dtype == precision
+    [ready] = [line for line in lines(caplog, "loader") if "is ready" in line]
+    assert "nats (KL) from float32's" in ready
+
+
+def test_the_cost_is_what_the_answers_are_apart(tmp_path: Path) -> None:
+    """Measured in two halves, part by part, as with both networks side by side."""
+    source = file_of(tmp_path)
+    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
+    place = placed(settings, what.suited, what.body)
+    test = SelfTest(what, place, settings)
+    test.expect(lambda: None)
+    loaded = checkpoint.load(str(source))
+    head: Any = loaded.head
+    narrow = NativeExecutor(loaded.network, head, precision="int8", block_count=16)
+    rows = test._step(narrow)
+    wide = NativeExecutor(loaded.network, head, precision="float32", block_count=16)
+    p, q = (executor.step(rows).double().log_softmax(-1) for executor in (wide, narrow))
+    test.compare(narrow)
+    assert test.cost == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-3)
+    assert 0 < test.cost < 0.005
+
+
+def test_a_cost_above_the_bound_means_float32(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = file_of(tmp_path)
+    assert served(source, tmp_path, max_kl=MANY).dtype == "float32"
+    [why] = [line for line in lines(caplog, "loader") if line.startswith("m: float32, since its answers in int8 are")]
+    assert "more than max_kl, which is 1e-09" in why
+
+
+def test_a_cost_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = file_of(tmp_path)
+    assert served(source, tmp_path).dtype == "int8"
+
+    def again(*_: object) -> None:
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr(SelfTest, "_unread", again)
+    assert served(source, tmp_path).dtype == "int8"
+    assert served(source, tmp_path, max_kl=MANY).dtype == "float32"  # planned so from the start
+    what = checkpoint.describe(str(source))
+    assert preferred(what, Settings(model_dir=tmp_path, max_kl=MANY)).suited.precision == "float32"
+    assert preferred(what, Settings(model_dir=tmp_path)).suited.precision == "int8"
+
+
+def test_a_precision_that_is_asked_for_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = served(file_of(tmp_path), tmp_path, max_kl=MANY, precision="int8")
+    assert model.dtype == "int8"
+    assert any("nats (KL) from float32's" in line for line in lines(caplog, "loader"))
+
+
+def test_without_room_for_float32_the_default_stays_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = file_of(tmp_path)
+    real = loader.Loader._load
+
+    async def crowded(self: Any, described: Any, *rest: Any, **more: Any) -> Any:
+        if described.sized.suited.precision == "float32":
+            raise loader.NoRoom("no room")
+        return await real(self, described, *rest, **more)
+
+    monkeypatch.setattr(loader.Loader, "_load", crowded)
+    assert served(source, tmp_path, max_kl=MANY).dtype == "int8"
+    [warning] = [line for line in lines(caplog, "loader") if "float32 has no room" in line]
+    assert "its answers in int8 are" in warning
+
+
+def test_the_states_of_an_encoder_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert served(file_of(tmp_path, "bert"), tmp_path).dtype == "int8"
+    assert any("(1 - cosine) from float32's" in line for line in lines(caplog, "loader"))
+
+
+def test_what_is_no_number_costs_too_much(tmp_path: Path) -> None:
+    source = file_of(tmp_path)
+    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
+    test = SelfTest(what, placed(settings, what.suited, what.body), settings)
+    test.expect(lambda: None)
+
+    class Broken:
+        block_size = 16
+
+        def step(self, rows: Any) -> torch.Tensor:
+            return torch.full((len(rows.wanted), what.config.vocab_size), math.nan)
+
+    test.compare(Broken())  # type: ignore[arg-type]
+    assert test.cost == math.inf
+
+
+def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:
+    one, other = (checkpoint.describe(str(file_of(tmp_path, name))) for name in ("key biases", "plain"))
+    same = checkpoint.describe(str(file_of(tmp_path / "..", "key biases")))
+    assert fingerprint(one) == fingerprint(same) != fingerprint(other)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"key": "many"}', b'{"key": {}}'])
+def test_a_file_of_costs_that_is_not_ours_is_measured_again(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "abc.json").write_bytes(content)
+    costs = Costs(tmp_path, "abc")
+    assert costs.find("key") is None
+    costs.keep("key", 0.25)
+    assert costs.find("key") == 0.25
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    Costs(tmp_path / "file", "abc").keep("key", 0.25)
+    assert any("is not kept" in line for line in lines(caplog, "fidelity"))
+
+
+def test_a_cost_belongs_to_kernels_and_instructions() -> None:
+    place = placed(Settings(precision="int8"))
+    assert place.instructions in key_of(place)
+    assert len(key_of(place).split()[-1]) == 64
+    assert fidelity.is_tested(place)
+    assert not fidelity.is_tested(placed(Settings(precision="float32")))
