@@ -23,7 +23,7 @@ constexpr int PADDING = 64;       // the length of a row, padded with zeros, is 
 constexpr int GROUP = 32;         // inputs whose weights share a scale, of one output
 constexpr int SPAN = 16;          // inputs of a row that share a scale
 constexpr int MOST_ROWS = LANES == 16 ? 12 : 4;   // of a tile: what the registers hold
-constexpr int NARROW_ROWS = LANES == 16 ? 6 : 3;  // of a tile of narrow weights, which has two more sums a row
+constexpr int NARROW_ROWS = LANES == 16 ? 6 : 4;  // of a tile of narrow weights, which has two more sums a row
 
 enum Format : int32_t { FLOAT32 = 0, INT8 = 1, INT4 = 2, INT4_SHIFTED = 3, INT8_SHIFTED = 4 };
 enum Activation : int32_t { GELU = 0, GELU_TANH = 1, SILU = 2, RELU = 3 };
@@ -162,7 +162,7 @@ template <int R, int FORMAT>
 INLINE void multiply_narrow(const Linear& l, const uint8_t* w, int lane, const Operand& x, int row, Floats (&f)[R][2],
                             Ahead ahead) {
     constexpr int BYTES = group_bytes(FORMAT);
-    constexpr int CHAINS = R == 1 ? 4 : R <= 3 ? 2 : 1;  // of sums, since a product takes several cycles
+    constexpr int CHAINS = LANES < 16 || R > 3 ? 1 : R == 1 ? 4 : 2;  // of sums, since a product takes several cycles
     const int groups = l.inputs / GROUP;
     const float* scales = x.scales + size_t(row) * 2 * groups;
     const float* offsets = x.offsets + size_t(row) * groups;
@@ -174,10 +174,13 @@ INLINE void multiply_narrow(const Linear& l, const uint8_t* w, int lane, const O
             Ints a[CHAINS][R][2];
             UNROLL(CHAINS, c, UNROLL(R, r, a[c][r][0] = a[c][r][1] = all_ints(0)));
             if constexpr (R > 1) ahead.step();
-            UNROLL(4, u, constexpr int c = u % CHAINS;
-                Ints w0 = load_weights<FORMAT>(w, span, u, lane); Ints w1 = load_weights<FORMAT>(w, span, u, lane + HALF);
+            const auto multiply = [&](auto u, auto c) INLINED {
+                Ints w0 = load_weights<FORMAT>(w, span, u, lane), w1 = load_weights<FORMAT>(w, span, u, lane + HALF);
                 UNROLL(R, r, Four b = four(at.row(r) + 4 * u);
-                    a[c][r][0] = dot(a[c][r][0], w0, b); a[c][r][1] = dot(a[c][r][1], w1, b)));
+                    a[c][r][0] = dot(a[c][r][0], w0, b); a[c][r][1] = dot(a[c][r][1], w1, b));
+            };
+            if constexpr (FUSED_DOT) { UNROLL(4, u, multiply(u, std::integral_constant<int, u % CHAINS>{})); }
+            else { NOT_UNROLLED for (int u = 0; u < 4; ++u) multiply(u, 0); }
             at.advance(SPAN);
             UNROLL(R, r, Floats s = all(scales[size_t(r) * 2 * groups + 2 * g + span]); UNROLL(2, h,
                 Ints sum = a[0][r][h];

@@ -30,6 +30,7 @@ template <class F, int... I>
 INLINE void unrolled_(F& f, std::integer_sequence<int, I...>) { (f(std::integral_constant<int, I>{}), ...); }
 template <int N, class F>
 INLINE void unrolled(F&& f) { unrolled_(f, std::make_integer_sequence<int, N>{}); }
+#define NOT_UNROLLED _Pragma("GCC unroll 1")
 #define UNROLL(N, i, ...) unrolled<N>([&](auto i) INLINED { __VA_ARGS__; })
 
 INLINE float widen(bf16 x) { uint32_t bits = uint32_t(x) << 16; float out; memcpy(&out, &bits, 4); return out; }
@@ -48,6 +49,7 @@ INLINE bf16 narrow(float x) {  // to the nearest, ties to even; a NaN stays one
 #if defined(POLYHEAD_AVX512)
 
 constexpr int LANES = 16;
+constexpr bool FUSED_DOT = true;  // four products are added by one instruction; otherwise gcc keeps all of a loop for later
 using Floats = __m512;
 using Ints = __m512i;
 
@@ -218,6 +220,7 @@ INLINE Ints high_codes(Ints x) { return _mm256_and_si256(_mm256_srli_epi16(x, 4)
 INLINE Ints add_ints(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 INLINE Floats to_floats(Ints a) { return _mm256_cvtepi32_ps(a); }
 #if defined(__AVXVNNI__)
+constexpr bool FUSED_DOT = true;
 struct Four { Ints x; };
 INLINE Four four(const int8_t* p) { int x; memcpy(&x, p, 4); return {_mm256_set1_epi32(x)}; }
 INLINE Ints dot(Ints sum, Ints codes, Four x) {
@@ -225,6 +228,7 @@ INLINE Ints dot(Ints sum, Ints codes, Four x) {
     return sum;
 }
 #else
+constexpr bool FUSED_DOT = false;
 // vpmaddubsw would saturate: bytes are widened, the even and the odd ones apart.
 struct Four { Ints even, odd; };
 INLINE Four four(const int8_t* p) {
@@ -281,6 +285,7 @@ INLINE void store_wide_codes(int16_t* p, Floats x) {
 #else  // any processor: four lanes, as the compiler will have them
 
 constexpr int LANES = 4;
+constexpr bool FUSED_DOT = false;
 using Floats = float __attribute__((vector_size(16)));
 using Ints = int32_t __attribute__((vector_size(16)));
 
