@@ -141,9 +141,11 @@ class SelfTest:
         """Whether the cost is not known, and there is a text to measure it by."""
         return self.cost is None and bool(self._texts)
 
-    @torch.inference_mode()
     def expect(self, breathe: Callable[[], None]) -> None:
-        """Computes the answers in float32, of weights that are read and let go of part by part; unless it is known."""
+        """Computes the answers in float32, of weights that are read and let go of part by part; unless it is known.
+
+        In between, outside of torch's inference mode, `breathe` lets other models have their turns.
+        """
         if not self._is_due:
             return
         network, _, fill = self._unread()
@@ -151,7 +153,8 @@ class SelfTest:
         @contextmanager
         def held(part: nn.Module) -> Iterator[None]:
             fill(part)
-            yield
+            with torch.inference_mode():
+                yield
             hollow(part)
             breathe()
 
@@ -163,11 +166,12 @@ class SelfTest:
         for block in network.blocks:
             with held(block):
                 x = block(x, frame)
-        x = network.final_norm(x)[self._rows]
+        with torch.inference_mode():
+            x = network.final_norm(x)[self._rows]
         if self.what.head.task == "generate":  # its matrix may be that of tokens, which was let go of
             _, head, fill = self._unread()
-            fill(head)
-            x = head(x)
+            with held(head):
+                x = head(x)
         self._expected = x
 
     def _unread(self) -> tuple[Transformer, nn.Module, Callable[[nn.Module], None]]:
