@@ -80,8 +80,8 @@ def widened(bits: float) -> float:
 
 
 def _token_bytes(config: ModelConfig, precision: Precision) -> int:
-    """A token's key and value of one head: floats, or codes of 16 and of 8 bits, with a scale for every FEATURES of a key
-    and one of a value."""
+    """A token's key and value of one head: floats, or codes of 16 and of 8 bits, with a scale for every FEATURES of a
+    key and one of a value."""
     width = padded(config.head_width, FEATURES)
     return 2 * width * FLOAT if precision == "float32" else 3 * width + FLOAT * (width // FEATURES + 1)
 
