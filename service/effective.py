@@ -13,7 +13,8 @@ import yaml
 from pydantic import SecretStr
 
 from service.keys import Key
-from service.settings import MASK, PAIRS, Settings, variables, written
+from service.setting_types import MASK, PAIRS
+from service.settings import Settings, variables, written
 from service.yaml_file import Document
 
 COLUMN = 40  # where origins stand

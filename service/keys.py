@@ -18,7 +18,8 @@ from pydantic_core import ErrorDetails
 
 from service import yaml_file
 from service.names import NAME
-from service.settings import HASH, SettingsError
+from service.setting_types import HASH
+from service.settings import SettingsError
 from service.yaml_file import Document, FileError
 
 Scope = Literal["inference", "models", "metrics", "admin"]

@@ -9,22 +9,19 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from typing import Any, Literal, Self
 
-from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, NoDecode, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service import yaml_file
-from service.names import LONGEST_NAME, NAME, is_name, trunk_of
+from service.setting_types import ApiKey, ApiKeys, CollectorAddress, DraftSources, ModelSources, ModelWeights
 from service.spread import Spread, check_pools
 from service.yaml_file import Document, FileError
 
 PREFIX = "POLYHEAD_"
-HASH = re.compile(r"sha256:[0-9a-f]{64}")  # what may stand for a key
-MASK = "********"  # what is shown of one
 # Kubernetes sets these for a Service called "polyhead" in every pod beside it: they are addresses, no settings.
 SERVICE_LINK = re.compile(r"POLYHEAD_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*)")
 LIBRARY_DEFAULTS = {
@@ -35,15 +32,6 @@ LIBRARY_DEFAULTS = {
     "GOMP_SPINCOUNT": "10000",
     # Ray lets its workers yield to everything else on the machine; a replica is what the machine is for.
     "RAY_worker_niceness": "0",
-}
-
-
-# Settings that are name=value pairs, and what one looks like.
-PAIRS = {
-    "models": "name=source, as in chat=./my-llama, or base:name=adapter for an adapter of the model base",
-    "drafts": "model=source, as in chat=./my-smaller-llama",
-    "weights": "model=weight, as in chat=2",
-    "api_keys": "name=key, as in search=a-long-secret",
 }
 
 
@@ -59,7 +47,7 @@ class Settings(Spread):
     )
 
     config: str = Field("", description="YAML file that sets any of these.")
-    models: Annotated[Mapping[str, str], NoDecode] = Field(
+    models: ModelSources = Field(
         default_factory=dict,
         description="Served models, name=source, separated by commas in the environment; none: the quick-start ones. "
         "base:name=folder lays a PEFT adapter over the served model base, beside others.",
@@ -114,7 +102,7 @@ class Settings(Spread):
         description="Tokens of an answer that are foretold and tried in one step, at most, where that makes it faster; "
         "answers stay the same. 0: none.",
     )
-    drafts: Annotated[Mapping[str, str], NoDecode] = Field(
+    drafts: DraftSources = Field(
         default_factory=dict,
         description="Smaller models of the same vocabulary that foretell what served ones say, model=source.",
     )
@@ -140,7 +128,7 @@ class Settings(Spread):
         le=1 << 30,
         description="MiB for weights, caches and workspace together; 0: what is free at start.",
     )
-    weights: Annotated[Mapping[str, float], NoDecode] = Field(
+    weights: ModelWeights = Field(
         default_factory=dict,
         description="Shares of the engine when several models are busy, model=weight; 1 for those not named.",
     )
@@ -193,14 +181,14 @@ class Settings(Spread):
     max_batch_texts: int = Field(16384, ge=1, le=100_000, description="Texts in one request, at most.")
     tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that turn text into tokens.")
     drain_seconds: int = Field(30, ge=0, le=3600, description="How long a stopping server finishes what it has begun.")
-    api_key: SecretStr = Field(
+    api_key: ApiKey = Field(
         SecretStr(""), description="Key that clients must send as a bearer token; empty: none is asked for."
     )
-    api_keys: Annotated[Mapping[str, SecretStr], NoDecode] = Field(
+    api_keys: ApiKeys = Field(
         default_factory=dict,
         description="Further keys with a name each, name=key; the engine is shared fairly between them.",
     )
-    admin_key: SecretStr = Field(
+    admin_key: ApiKey = Field(
         SecretStr(""),
         description="Key of the routes under /admin, where models are loaded and unloaded; empty: no such routes.",
     )
@@ -223,7 +211,7 @@ class Settings(Spread):
     log_format: Literal["console", "json"] = Field("console", description="One line a message, for people or machines.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
 
-    otlp_endpoint: str = Field(
+    otlp_endpoint: CollectorAddress = Field(
         "",
         description="Address of an OpenTelemetry collector that takes OTLP over HTTP, as in http://collector:4318; "
         "empty: no traces.",
@@ -231,26 +219,6 @@ class Settings(Spread):
     trace_ratio: float = Field(
         1.0, ge=0, le=1, description="Part of the requests that are traced, of those that come without a trace."
     )
-
-    @field_validator(*PAIRS, mode="before")
-    @classmethod
-    def pairs(cls, value: Any, info: ValidationInfo) -> Any:
-        """A mapping (a table in the file), a list of name=value, or such a list in one string."""
-        if isinstance(value, str):
-            value = [part.strip() for part in value.split(",") if part.strip()]
-        if not isinstance(value, list | tuple):
-            return value
-        named: dict[str, str] = {}
-        secret = info.field_name == "api_keys"
-        for item in value:
-            name, equals, given = (part.strip() for part in str(item).partition("="))
-            if not equals or not given:
-                quoted = "what is given" if secret else repr(item)
-                raise ValueError(f"{quoted} is not of the form {PAIRS[str(info.field_name)]}")
-            if name in named:
-                raise ValueError(f"{name!r} is named twice; every name stands once")
-            named[name] = given
-        return named
 
     @model_validator(mode="after")
     def consistent(self) -> Self:
@@ -266,56 +234,6 @@ class Settings(Spread):
         if self.hang_seconds < self.stall_seconds:
             raise ValueError("hang_seconds: must not be less than stall_seconds: not ready comes before dead")
         return self
-
-    @field_validator("api_key", "admin_key", "api_keys")
-    @classmethod
-    def secret(cls, value: SecretStr | Mapping[str, SecretStr]) -> SecretStr | Mapping[str, SecretStr]:
-        """A key, or the hash of one; not what `polyhead config` shows in its place."""
-        named = value if isinstance(value, Mapping) else {"": value}
-        for name, each in named.items():
-            given = each.get_secret_value()
-            if name and not given:
-                raise ValueError(f"the key of {name[:LONGEST_NAME]!r} is empty")
-            if given == MASK:
-                raise ValueError(f"{MASK} is what is shown instead of a key, it is none")
-            if given.startswith("sha256:") and not HASH.fullmatch(given):
-                raise ValueError("after sha256: there must be the hash of a key, 64 hexadecimal digits in lower case")
-        return value
-
-    @field_validator("weights")
-    @classmethod
-    def positive(cls, value: Mapping[str, float]) -> Mapping[str, float]:
-        for name, weight in value.items():
-            if not 0.001 <= weight <= 1000:
-                raise ValueError(f"the weight of {name!r} must be between 0.001 and 1000, got {weight}")
-        return value
-
-    @field_validator("models", "api_keys")
-    @classmethod
-    def named(cls, value: Mapping[str, Any], info: ValidationInfo) -> Mapping[str, Any]:
-        models = info.field_name == "models"
-        for name in value:
-            if not (is_name(name) if models else NAME.fullmatch(name)):
-                right = "letters, digits, dots, dashes and underscores, 128 at most"
-                colon = "; an adapter's has one colon, after its model's" if models else ""
-                raise ValueError(f"{name!r} is no name: {right}{colon}")
-            base = trunk_of(name) if models else ""
-            if base and base not in value:
-                raise ValueError(f"{name!r} is an adapter of {base!r}, which is not served; name its source too")
-        return value
-
-    @field_validator("otlp_endpoint")
-    @classmethod
-    def reachable(cls, value: str) -> str:
-        """The base, as OTEL_EXPORTER_OTLP_ENDPOINT has it; what it is must be plain before anything is sent."""
-        base, address = value.rstrip("/"), urlsplit(value)
-        if value and (address.scheme not in ("http", "https") or not address.hostname):
-            raise ValueError("must be an address, as in http://collector:4318")
-        if address.username is not None or address.query or address.fragment:
-            raise ValueError("must have no user, query or fragment; headers go into OTEL_EXPORTER_OTLP_HEADERS")
-        if base.endswith("/v1/traces"):
-            raise ValueError("must be the collector's address without /v1/traces, which is added")
-        return base
 
     @field_validator("model_dir")
     @classmethod

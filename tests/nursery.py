@@ -12,9 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class Born:
 
 
 class Nursery:
+    """`bear` is called by one thread at a time: an answer is only a process id, not whose wish it grants."""
+
     def __init__(self) -> None:
         ctypes.CDLL(None).prctl(SUBREAPER, 1, 0, 0, 0)
         self.wishes, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -75,10 +77,16 @@ class Nursery:
         return Born(int(self.wishes.recv(64)), ours)
 
 
-@cache
-def nursery() -> Nursery:
-    """This process's own."""
-    return Nursery()
+turn = threading.Lock()
+started: list[Nursery] = []
+
+
+def born(program: str, arguments: Sequence[str]) -> Born:
+    """From this process's own nursery, which the first call starts; any thread may call it."""
+    with turn:
+        if not started:
+            started.append(Nursery())
+        return started[0].bear(program, arguments)
 
 
 def main(wishes: socket.socket) -> None:

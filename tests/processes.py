@@ -17,7 +17,7 @@ from typing import Any
 
 import httpx
 from faults import Fault, write
-from nursery import Born, nursery
+from nursery import Born, born
 
 PATIENCE = 60.0  # seconds; a busy machine imports slowly
 SERVE = ("-m", "service", "serve")
@@ -55,7 +55,7 @@ def started(entry: tuple[str, ...], flags: Sequence[str]) -> subprocess.Popen[st
     """What `entry` begins with is a program of the nursery's, or a word for the interpreter."""
     program, *more = entry
     if program in PROGRAMS and sys.platform == "linux":
-        return nursery().bear(program, (*more, *flags))
+        return born(program, (*more, *flags))
     command = [sys.executable, *PROGRAMS.get(program, (program,)), *more, *flags]
     return subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
 

@@ -75,7 +75,7 @@ FAMILY_WORDS = {
     "models/tokenizer/folder.py": "the names that vocab.txt folders give their tokenizer classes",
     "models/tokenizer/gguf.py": "GGUF names its three kinds of vocabulary after families",
     "models/tokenizer/vocabulary.py": "a table of data: GGUF names the ways to split text after families",
-    "service/settings.py": "an example of a model's name, for people",
+    "service/setting_types.py": "an example of a model's name, for people",
 }
 
 

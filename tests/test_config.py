@@ -15,7 +15,8 @@ from typer.testing import CliRunner
 from service import yaml_file
 from service.cli import app
 from service.flags import parse
-from service.settings import MASK, Settings, read
+from service.setting_types import MASK
+from service.settings import Settings, read
 
 EVERYTHING = """\
 # every kind of value

@@ -3,6 +3,7 @@ other's business."""
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -290,14 +291,30 @@ def test_who_leaves_is_computed_for_no_more(settings: Settings) -> None:
 
 
 def test_a_slow_reader_holds_up_its_own_answer_only(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps go on until the replica hears that the reader is behind; without drafts each has one token."""
     monkeypatch.setattr("service.engine.stream.MOST_UNREAD", 8)
 
     async def act(here: Scene) -> None:
-        slow, quick = here.generate(range(3, 9), 200), here.generate(range(3, 9), 200)
-        assert isinstance(ended(await heard(quick)), Done)
+        slow = here.generate(range(3, 9), 200)
+        [visitor] = here.replicas[0]._visitors
+        await here.until(lambda: any(stream.held for stream in visitor._streams.values()))
+        assert isinstance(ended(await heard(here.generate(range(3, 9), 200))), Done)
         assert slow.held
+        assert slow.open
         assert slow.tokens < 200
         assert isinstance(ended(await heard(slow)), Done)
+        assert slow.tokens == 200
+
+    played(settings.model_copy(update={"draft_tokens": 0}), act, count=1)
+
+
+def test_what_a_replica_says_is_sent_at_once(settings: Settings) -> None:
+    """Nagle's algorithm would keep a frame back until the one before is acknowledged."""
+
+    async def act(here: Scene) -> None:
+        [visitor] = here.replicas[0]._visitors
+        connection = visitor._writer.get_extra_info("socket")
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
     played(settings, act, count=1)
 

@@ -17,7 +17,8 @@ from service.engine.worker import Ended
 from service.errors import Forbidden, RateLimited, Unauthorized
 from service.keys import Key
 from service.request import Encode, Generate, Terms
-from service.settings import MASK, SettingsError, read
+from service.setting_types import MASK
+from service.settings import SettingsError, read
 
 HASH = "sha256:" + sha256(b"ph-a").hexdigest()
 OTHER = "sha256:" + sha256(b"ph-b").hexdigest()
