@@ -114,7 +114,7 @@ class Packed:
         )
 
     def _packed(self, addresses: NDArray[np.uint64], inputs: int, k: int, unit: float) -> tuple[int, Array]:
-        """The format and the weights: the first format in which they are found, else INT8, in which they are rounded."""
+        """The format and the weights: the first format in which they are found, else INT8, which rounds them."""
         shape = addresses, inputs, k
         if self.precision == "float32":
             return FLOAT32, self._pack(shape, FLOAT32, unit, only_found=False)[0]
