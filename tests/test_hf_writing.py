@@ -35,7 +35,7 @@ def app(registry: Registry) -> FastAPI:
 
 def read(customs: Customs, **parameters: Any) -> tuple[Sampling, Beams | None, int]:
     asked = read_write(WriteCall.read({"inputs": "a", "parameters": parameters}), customs)
-    return asked.sampling, asked.beams, asked.max_tokens
+    return asked.sampling, asked.beams, asked.longest
 
 
 def test_what_is_not_said_is_as_the_checkpoint_has_it() -> None:
