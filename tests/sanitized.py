@@ -37,6 +37,13 @@ ODD = {
     "odd and plain": replace(LLAMA, width=70, mlp_width=65, gated_mlp=False, vocab_size=97, window=3, kv_heads=3),
 }
 FINE, BLOCKS, WIDE = 32, 24, 150  # WIDE: rows of which threads take panels
+FORMATS: list[tuple[Precision, float, int]] = [  # precision, least weight, steps (0: any floats), by format
+    ("float32", 0.0, 0),
+    ("int8", 0.0, 0),
+    ("int4", 0.0, 16),
+    ("int4", -3.5, 16),
+    ("int8", -3.5, 32),
+]
 TURN = count()
 WAYS = [Sampling(), Sampling(temperature=0), Sampling(top_k=3, top_p=0.5), Sampling(typical_p=0.5, top_p=0.9)]
 
@@ -56,19 +63,19 @@ def exact(self: memory.Memory, count: int, dtype: type[np.generic]) -> NDArray[n
     return np.zeros(count, dtype)
 
 
-def narrow(net: nn.Module, least: float) -> None:
-    """Weights become 16 steps of a power of two: of both signs, or above `least` where that is not zero."""
+def narrow(net: nn.Module, least: float, steps: int) -> None:
+    """Weights become `steps` of a power of two: of both signs, or above `least` where that is not zero."""
     for linear in (module for module in net.modules() if isinstance(module, nn.Linear)):
-        codes = torch.randint(0, 16, linear.weight.shape).float()
-        codes.flatten()[:2] = torch.tensor([0.0, 15.0])
+        codes = torch.randint(0, steps, linear.weight.shape).float()
+        codes[:, :2] = torch.tensor([0.0, steps - 1.0])
         with torch.no_grad():
-            linear.weight.copy_((codes + least) / 16 if least else (codes - 8) / 16)
+            linear.weight.copy_((codes + least) / 16 if least else (codes - steps // 2) / 16)
 
 
-def narrowed(config: ModelConfig, least: float) -> tuple[Transformer, LanguageHead]:
+def narrowed(config: ModelConfig, least: float, steps: int = 16) -> tuple[Transformer, LanguageHead]:
     net, last = network(config), head(config)
-    narrow(net, least)
-    narrow(last, least)
+    narrow(net, least, steps)
+    narrow(last, least, steps)
     return net, last
 
 
@@ -79,13 +86,14 @@ def kinds(config: ModelConfig) -> list[Callable[[], tuple[Transformer, LanguageH
         lambda: (network(config), head(config), "int8"),
         lambda: (*narrowed(config, 0.0), "int4"),
         lambda: (*narrowed(config, -3.5), "int4"),
+        lambda: (*narrowed(config, -3.5, 32), "int8"),
     ]
 
 
 def some_kinds(config: ModelConfig) -> list[tuple[Transformer, LanguageHead, Precision]]:
     """Of the plainest network all, of each other the next one."""
     made = kinds(config)
-    return [make() for make in (made if config is LLAMA else [made[next(TURN) % 4]])]
+    return [make() for make in (made if config is LLAMA else [made[next(TURN) % len(made)]])]
 
 
 def chunks(config: ModelConfig, choice: random.Random) -> Iterator[list[tuple[list[int], int, list[int]]]]:
@@ -152,12 +160,16 @@ def encode(config: ModelConfig, instructions: str) -> int:
 
 
 def multiply(instructions: str) -> int:
-    """Products of all the heights that a tile can have."""
-    for precision in ("float32", "int8"):
+    """Products of all the heights that a tile can have, in all formats."""
+    for format, (precision, least, steps) in enumerate(FORMATS):
         pack = Packed(library.library(instructions), LLAMA, precision)
         for rows in range(1, 15):
-            multiplied(pack, nn.Linear(FINE + rows, 29 + rows, bias=rows % 2 > 0), torch.randn(rows, FINE + rows))
-    return 28
+            linear = nn.Linear(FINE + rows, 29 + rows, bias=rows % 2 > 0)
+            if steps:
+                narrow(linear, least, steps)
+            assert pack.linear([linear]).format == format
+            multiplied(pack, linear, torch.randn(rows, FINE + rows))
+    return 14 * len(FORMATS)
 
 
 def spoil(instructions: str) -> int:

@@ -12,6 +12,7 @@ from service.model import Customs
 from service.request import Beams, Generate, Sampling
 
 CONTEXT, CUSTOM = 64, 9
+OWN = {"translation": CUSTOM, "completions": 16, "completions of tokens": 16}  # of the others what the context leaves
 SAID = [{"role": "user", "content": "a"}]
 TENSORS = [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}]
 # Each way to ask a generator: its address, its body, and where it says how long the answer may be.
@@ -62,7 +63,12 @@ def test_the_setting_is_bounded_by_the_context(registry: Registry, name: str) ->
 def test_without_the_setting_a_dialect_has_its_own(registry: Registry, name: str) -> None:
     path, body, _ = CALLS[name]
     asked, left = lengths(registry, path, body)
-    assert asked == (CUSTOM if name == "translation" else left)
+    assert asked == OWN.get(name, left)
+
+
+def test_a_completion_s_own_length_is_bounded_by_the_context(registry: Registry) -> None:
+    asked, left = lengths(registry, "/v1/completions", {"model": "talker", "prompt": [5] * 60})
+    assert asked == left == 4
 
 
 @pytest.mark.parametrize("name", CALLS)

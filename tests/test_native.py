@@ -268,9 +268,9 @@ def multiplied(pack: Packed, linear: nn.Linear, x: Tensor) -> Tensor:
 
 
 def whole_numbers(choice: torch.Generator, *shape: int) -> Tensor:
-    """From -127 to 127, each row's groups reaching 127: their scale is 1."""
+    """From -127 to 127, each span of a row reaching 127, so each group does: their scales are 1."""
     values = torch.randint(-127, 128, shape, generator=choice).float()
-    values[:, ::64] = 127
+    values[:, ::16] = 127
     return values
 
 

@@ -18,23 +18,36 @@ from models.transformer import PreBlock
 from tests.test_native import BLOCKS, ENCODERS, GENERATORS, SETS, head, network, pytestmark, rows_of, texts, whole
 
 __all__ = ["pytestmark"]
-MOST_WEIGHT = 2**14 - 1
+MOST_CODE, MOST_KEY, MOST_WEIGHT = 2**7 - 1, 2**13 - 1, 2**14 - 1
 
 
-def coded(x: Tensor, group: int) -> Tensor:
-    """Each `group` of the last dimension as whole numbers, the largest 127, times their scale."""
-    padded = nn.functional.pad(x, (0, -x.size(-1) % group)).unflatten(-1, (-1, group))
+def grouped(x: Tensor, group: int) -> Tensor:
+    """[.., K] as [.., K / group, group], zeros behind."""
+    return nn.functional.pad(x, (0, -x.size(-1) % group)).unflatten(-1, (-1, group))
+
+
+def coded(x: Tensor, group: int, level: int = MOST_CODE) -> Tensor:
+    """Each `group` of the last dimension as whole numbers, the largest `level`, times their scale."""
+    padded = grouped(x, group)
     most = padded.abs().amax(-1, keepdim=True)
-    codes = (padded * torch.where(most > 0, 127 / most, 0)).round()
-    return (codes * (most / 127)).flatten(-2)[..., : x.size(-1)]
+    codes = (padded * torch.where(most > 0, level / most, 0)).round()
+    return (codes * (most / level)).flatten(-2)[..., : x.size(-1)]
+
+
+def packed(weights: Tensor) -> Tensor:
+    """[N, K] as whole numbers, times a scale for 32 inputs that has the 11 digits of half precision."""
+    padded = grouped(weights, 32)
+    digits, exponent = torch.frexp(padded.abs().amax(-1, keepdim=True) / MOST_CODE)
+    scale = torch.ldexp((digits * 2048).ceil() / 2048, exponent)
+    return ((padded / scale).round() * scale).flatten(-2)[..., : weights.size(-1)]
 
 
 def mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float | None) -> Tensor:
     """As models.attention.attend, in codes."""
     n, _, heads, width = query.shape
     shared = heads // key.size(1)
-    queries = coded(query.transpose(1, 2) * (scale or width**-0.5), 32)
-    keys = coded(key, 32).repeat_interleave(shared, 1)
+    queries = coded(query.transpose(1, 2) * (scale or width**-0.5), 32, MOST_KEY)
+    keys = coded(key, 32, MOST_KEY).repeat_interleave(shared, 1)
     scores = queries @ keys.transpose(-1, -2)
     weights = (scores if mask is None else scores + mask).softmax(-1)
     most = value.abs().amax(-1)  # [N, KV, K]
@@ -45,12 +58,12 @@ def mixed(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale:
 
 
 def twin(module: nn.Module) -> nn.Module:
-    """The same in codes: weights a scale an output, inputs a scale for 64."""
+    """The same in codes: weights with a scale for 32 inputs, inputs with one for 16."""
     made = deepcopy(module)
     for part in made.modules():
         if isinstance(part, nn.Linear):
-            part.weight.data = coded(part.weight.data, part.in_features)
-            part.register_forward_pre_hook(lambda _, inputs: (coded(inputs[0], 64),))
+            part.weight.data = packed(part.weight.data)
+            part.register_forward_pre_hook(lambda _, inputs: (coded(inputs[0], 16),))
         elif isinstance(part, PreBlock):
             part.attention.mix = mixed
     return made

@@ -1,6 +1,5 @@
 """Weights of four bits in the compiled step: packed as they were, multiplied exactly, and calibrated to be worth it."""
 
-import ctypes
 import random
 from pathlib import Path
 from typing import cast
@@ -8,12 +7,14 @@ from typing import cast
 import gguf_files
 import numpy
 import pytest
+import test_native_packing
 import torch
 import transformers as tf
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 from numpy.typing import NDArray
 from test_native import BLOCKS, GENERATORS, LENGTHS, LLAMA, head, network, rows_of, tables, texts, whole
+from test_native_packing import linear_of
 from torch import Tensor, nn
 
 from models.attention import attend
@@ -23,7 +24,7 @@ from models.config import ModelConfig
 from models.heads import LanguageHead
 from models.native.executor import NativeExecutor
 from models.native.library import library, runnable
-from models.native.plan import FORMATS, SHIFTED, Packed, Precision
+from models.native.plan import INT4, INT4_SHIFTED, INT8, Packed, Precision
 from models.quantize import FINE, STRIDE, calibrate, observed
 from models.ragged import Ragged
 from models.torch_executor import TorchExecutor
@@ -32,30 +33,13 @@ from models.transformer import PreBlock, Transformer
 pytestmark = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
 
 SETS = runnable()
-COLUMNS = 32
-
-
-def linear_of(weights: Tensor) -> nn.Linear:
-    made = nn.Linear(weights.size(1), weights.size(0), bias=False)
-    made.weight = nn.Parameter(weights)
-    return made
 
 
 def unpacked(weights: Tensor, instructions: str = SETS[-1]) -> tuple[NDArray[numpy.uint8], NDArray[numpy.float16]]:
-    """Codes [N, K] and scales [N, K / FINE] that the packer made of weights [N, K]."""
-    pack = Packed(library(instructions), LLAMA, "int4")
-    linear = pack.linear([linear_of(weights)])
-    assert linear.format == FORMATS["int4"]
-    groups = linear.inputs // FINE
-    size = linear.outputs * groups * (FINE // 2 + 2)
-    raw = numpy.frombuffer(ctypes.string_at(linear.weights, size), numpy.uint8)
-    blocks = raw.reshape(linear.outputs // COLUMNS, groups, -1)
-    both = blocks[..., : FINE // 2 * COLUMNS].reshape(*blocks.shape[:2], 4, COLUMNS, 4)
-    codes = numpy.stack([both & 15, both >> 4], 3)  # [B, G, 4, {low, high}, COLUMNS, 4]
-    scales = blocks[..., FINE // 2 * COLUMNS :].copy().view(numpy.float16)  # [B, G, COLUMNS]
-    count, inputs = weights.shape
-    codes = codes.transpose(0, 4, 1, 2, 3, 5).reshape(linear.outputs, -1)
-    return codes[:count, :inputs], scales.transpose(0, 2, 1).reshape(linear.outputs, -1)[:count, : -(-inputs // FINE)]
+    """Codes [N, K], 0 to 15, and scales [N, K / FINE] that the packer made of weights [N, K]."""
+    found = test_native_packing.packed(weights, "int4", instructions)
+    assert found.format == INT4
+    return (found.codes + 8).astype(numpy.uint8), found.scales.astype(numpy.float16)
 
 
 def value(codes: NDArray[numpy.uint8], scales: NDArray[numpy.float16]) -> Tensor:
@@ -83,11 +67,11 @@ def test_four_bits_are_multiplied_exactly(instructions: str, inputs: int, output
         weights = weights + least.repeat_interleave(FINE, 1)[:, :inputs]
     pack = Packed(library(instructions), LLAMA, "int4")
     packed = pack.linear([linear_of(weights)])
-    assert packed.format == (SHIFTED if shifted else FORMATS["int4"])
+    assert packed.format == (INT4_SHIFTED if shifted else INT4)
     for rows in (1, 2, 3, 4, 7, 8, 9, 12, 13, 40):
         x = torch.zeros(rows, packed.inputs)
         x[:, :inputs] = torch.randint(-127, 128, (rows, inputs), generator=choice)
-        x[:, ::64] = 127
+        x[:, :inputs:16] = 127
         out = torch.empty(rows, packed.outputs)
         pack.library.polyhead_multiply(packed, x.data_ptr(), rows, out.data_ptr())
         expected = (x[:, :inputs].double() @ weights.double().T).float()
@@ -124,25 +108,25 @@ def snap(net: Transformer, last: LanguageHead) -> None:
 
 @pytest.mark.parametrize("instructions", SETS)
 def test_weights_of_more_bits_are_not_rounded_to_four(instructions: str) -> None:
-    """One that does not fit, anywhere, keeps its matrix at eight bits."""
+    """One that does not fit, anywhere, keeps its matrix at eight bits; a 32nd of a scale fits, above a least weight."""
     pack = Packed(library(instructions), LLAMA, "int4")
     weights = snapped(torch.randn(40, 100, generator=torch.Generator().manual_seed(3)))
-    assert pack.linear([linear_of(weights)]).format == FORMATS["int4"]
+    assert pack.linear([linear_of(weights)]).format == INT4
     for row, column in ((0, 0), (39, 99), (17, 50)):
-        for wrong in (weights[row, column] * (1 + 2**-23) + 1e-6, 3.0e38, float("nan")):
-            other = weights.clone()
-            other[row, column] = wrong
-            assert pack.linear([linear_of(other)]).format == FORMATS["int8"]
+        other = weights.clone()
+        for wrong, format in ((1e-6, INT4_SHIFTED), (0.05, INT8), (3.0e38, INT8), (float("nan"), INT8)):
+            other[row, column] = weights[row, column] + wrong
+            assert pack.linear([linear_of(other)]).format == format
 
 
 @pytest.mark.parametrize("threads", [1, 2])
 def test_what_was_begun_in_four_bits_leaves_nothing_in_eight(threads: int) -> None:
     """The same bytes in the same place as where eight are asked for, although the last output alone does not fit."""
     weights = snapped(torch.randn(64, 128, generator=torch.Generator().manual_seed(3)))
-    weights[63, 127] = 1e-6
+    weights[63, 127] += 0.05
     packs = [Packed(library(SETS[0]), LLAMA, precision, threads) for precision in ("int4", "int8")]
     linears = [pack.linear([linear_of(weights)]) for pack in packs]
-    assert [linear.format for linear in linears] == [FORMATS["int8"]] * 2
+    assert [linear.format for linear in linears] == [INT8] * 2
     for four, eight in zip(packs[0].kept, packs[1].kept, strict=True):
         assert numpy.array_equal(four, eight)
     assert packs[0].memory._used == packs[1].memory._used
@@ -177,22 +161,6 @@ def test_the_blocks_of_a_q4_0_file_are_taken_as_they_are(tmp_path: Path) -> None
         assert (scales.reshape(-1).view(numpy.uint16) == blocks[:, :2].copy().view(numpy.uint16)[:, 0]).all()
         pairs = blocks[:, 2:]
         assert (codes.reshape(-1, FINE) == numpy.concatenate([pairs & 15, pairs >> 4], 1)).all()
-
-
-def test_the_blocks_of_a_q4_1_file_are_taken_as_they_are() -> None:
-    weights = torch.randn(64, 128, generator=torch.Generator().manual_seed(3)) * 0.07
-    blocks = quantize(weights.numpy(), GGMLQuantizationType.Q4_1)
-    kept = torch.from_numpy(dequantize(blocks, GGMLQuantizationType.Q4_1))
-    pack = Packed(library(SETS[-1]), LLAMA, "int4")
-    packed = pack.linear([linear_of(kept)])
-    assert packed.format == SHIFTED
-    raw = numpy.frombuffer(ctypes.string_at(packed.weights, 64 * 4 * 20), numpy.uint8).reshape(2, 4, 640)
-    theirs = blocks.reshape(2, COLUMNS, 4, 20).transpose(0, 2, 1, 3)  # [B, G, COLUMNS, {scale, least, codes}]
-    assert (raw[..., 512:576].reshape(2, 4, COLUMNS, 2) == theirs[..., :2]).all()
-    assert (raw[..., 576:].reshape(2, 4, COLUMNS, 2) == theirs[..., 2:4]).all()
-    both = raw[..., :512].reshape(2, 4, 4, COLUMNS, 4)
-    codes = numpy.stack([both & 15, both >> 4], 3).transpose(0, 1, 4, 2, 3, 5).reshape(2, 4, COLUMNS, 32)
-    assert (codes == numpy.concatenate([theirs[..., 4:] & 15, theirs[..., 4:] >> 4], -1)).all()
 
 
 @pytest.mark.parametrize("instructions", SETS)

@@ -1,8 +1,8 @@
 """Matrices kept as whole numbers and scales, as compressed-tensors writes them.
 
 Knows nothing of networks.  The one idea: several tensors of a file are one parameter; they become one entry, which is
-read as the floats they stand for.  Eight bits have a scale for each output, four bits one for each group of inputs.
-Whoever packs the floats finds the same codes and scales again, to the bit.
+read as the floats they stand for.  Inputs of an output have one scale for each group of them, or one for all.  Whoever
+packs the floats that `rounded` makes finds the same codes and scales again.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,8 +21,11 @@ CONFIG = "quantization_config"
 METHOD = "compressed-tensors"
 FORMATS = {"int-quantized": 8, "pack-quantized": 4}  # bits of a weight
 KINDS = {8: "int8", 4: "int4"}  # of an entry
-GROUPS = (32, 64, 128)  # inputs that may share a scale of four bits
+GROUPS = (32, 64, 128)  # inputs that may share a scale, where not all do
+GROUP = 32  # inputs that share one in what is written here, as in models.native
 LEVEL = 127  # the largest code of eight bits
+LEVELS = (LEVEL, *range(16, 0, -1))  # those of a group that is whole multiples of a scale already
+DIGITS = 2048  # a number of half precision is a whole one below this, times a power of two
 PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape")
 
 
@@ -63,19 +66,45 @@ def multiplied(codes: Tensor, scales: Tensor) -> Tensor:
 
 
 def rounded(weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes [N, K] int8 and scales [N, 1] float32 of weights [N, K], as models.native packs them.
+    """Codes [N, K] int8 and scales [N, K / GROUP] float32 of weights [N, K], as models.native packs them.
 
-    The largest of a row becomes LEVEL, and LEVEL times the scale is that largest number again, or one that gives the
-    same scale: so what is read from codes and scales is packed as them.
+    A group that is whole multiples of a scale keeps it.  Otherwise LEVEL scales are its largest weight, rounded up to
+    the digits of half precision, so that codes times the scale are whole multiples: packed again, they have the same
+    codes and scales, whatever is packed beside them.  The packer tells scales in a unit of all that is packed as one,
+    with the range of half precision: this holds for groups whose largest weight is at least 2^-22 of the largest of
+    all.  Smaller ones have fewer digits there, and their codes may differ by a step of that.  A group with a number
+    that is infinite or none has NaN for a scale.
     """
-    weights = weights.float()
-    most = weights.abs().amax(1, keepdim=True)
-    level = torch.full_like(most, LEVEL)
-    inverse = torch.where(most > 0, torch.div(level, most), 0)
+    count = len(weights)
+    groups = weights.float().view(-1, GROUP)
+    most = groups.abs().amax(1, keepdim=True)
+    finite = most.isfinite()
+    exponents = torch.frexp(most.where(finite, 1))[1].double()
+    groups = (
+        groups.where(finite, 0) * torch.exp2(-exponents)
+    ).float()  # the largest from 1 / 2 to 1: nothing is subnormal
+    scales = scales_of(groups)
+    inverse = torch.where(scales > 0, 1 / scales, 0)
     # Products of two float32 are exact in float64: rounded once, as a fused multiplication does it.  Without one the
     # packer lets a tie fall otherwise now and then.
-    codes = (weights.double() * inverse.double()).round().to(torch.int8)
-    return codes, torch.div(most, level)
+    codes = (groups.double() * inverse.double()).round().to(torch.int8)
+    scales = (scales * torch.exp2(exponents)).float().where(finite, torch.nan)
+    return codes.view(count, -1), scales.view(count, -1)
+
+
+def scales_of(groups: Tensor) -> Tensor:
+    """[G, 1] for groups [G, GROUP]: see `rounded`."""
+    most = groups.abs().amax(1, keepdim=True)
+    digits, exponent = torch.frexp(most / LEVEL)
+    scales = torch.ldexp((digits * DIGITS).ceil() / DIGITS, exponent)
+    left = most[:, 0] > 0
+    for level in LEVELS:
+        tried = most / level
+        which = (left & ((torch.frexp(tried)[0] * DIGITS) % 1 == 0)[:, 0]).nonzero()[:, 0]
+        some, scale = groups[which], tried[which]
+        made = which[((some / scale).round() * scale == some).all(1)]
+        scales[made], left[made] = tried[made], False
+    return scales
 
 
 def packed(codes: Tensor) -> Tensor:
@@ -164,7 +193,7 @@ def weights_of(file: Path, bits: int, group: Json) -> Scheme:
             demand(file, f"input_activations.{field}", inputs.get(field), known)
     weights = table(group.get("weights"))
     known_values: Json = {"num_bits": (bits,), "type": ("int",), "symmetric": (True,), "actorder": (None, False)}
-    known_values["strategy"] = ("channel",) if bits == 8 else ("group", "channel")
+    known_values["strategy"] = ("group", "channel")
     for field, values in known_values.items():
         demand(file, f"weights.{field}", weights.get(field), values)
     if weights["strategy"] == "channel":
@@ -182,21 +211,24 @@ def demand(file: Path, field: str, value: Any, known: tuple[Any, ...]) -> None:
     if value not in known:
         raise UnsupportedError(
             f"{CONFIG}.{field} is {value!r}, and only {' or '.join(map(repr, known))} is read: weights of {METHOD}, "
-            "symmetric, of 8 bits by channel or 4 bits by group; use the unquantised checkpoint or a GGUF file",
+            "symmetric, of 8 or 4 bits, by channel or group; use the unquantised checkpoint or a GGUF file",
             file=str(file),
         )
 
 
 def config_of(scheme: Scheme, ignored: list[str]) -> Json:
-    """What compressed-tensors wants to read of matrices saved under `scheme`; `ignored` modules are floats."""
-    activations = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    """What compressed-tensors wants to read of matrices saved under `scheme`; `ignored` modules are floats.
+
+    Of activations nothing is said: they are rounded here in a way that the form has no words for, and others who round
+    them by token would answer worse.
+    """
     weights: Json = {"num_bits": scheme.bits, "type": "int", "symmetric": True, "dynamic": False}
     weights |= {"strategy": "group", "group_size": scheme.group} if scheme.group else {"strategy": "channel"}
     format = next(name for name, bits in FORMATS.items() if bits == scheme.bits)
     group = {
         "targets": ["Linear"],
         "weights": weights,
-        "input_activations": activations if scheme.bits == 8 else None,
+        "input_activations": None,
         "output_activations": None,
         "format": format,
     }

@@ -22,7 +22,7 @@ from models.errors import UnsupportedError
 from models.heads import LanguageHead
 from models.quantize import FINE, Grid
 
-SCHEMES = {"int8": Scheme(8, 0), "int4": Scheme(4, FINE)}
+SCHEMES = {"int8": Scheme(8, compressed.GROUP), "int4": Scheme(4, FINE)}
 DTYPES = {
     "F64": torch.float64,
     "I64": torch.int64,
@@ -60,8 +60,11 @@ def matrices(what: Description, scheme: Scheme) -> dict[str, str]:
         message = f"{what.family} keeps matrices transposed or several as one, which the form cannot say"
         raise UnsupportedError(message, file=what.file, tensor=min(missing))
     for name in found:
-        if scheme.group and entries[name].shape[1] % scheme.group:
-            message = f"its {entries[name].shape[1]} inputs are no multiple of {scheme.group}; choose int8"
+        if entries[name].shape[1] % scheme.group:
+            message = (
+                f"its {entries[name].shape[1]} inputs are no multiple of {scheme.group}, so many share a scale; "
+                "serve the checkpoint as it is with --precision int8"
+            )
             raise UnsupportedError(message, file=what.file, tensor=name)
     return found
 
@@ -113,11 +116,12 @@ def floating(what: Description, entries: Mapping[str, Entry], names: Mapping[str
 def coded_shapes(name: str, entry: Entry, scheme: Scheme) -> Shapes:
     """What a matrix becomes in the file."""
     count, inputs = entry.shape
-    if not scheme.group:
-        return {name: ("I8", entry.shape), f"{name}_scale": ("F32", (count, 1))}
+    groups = inputs // scheme.group
+    if scheme.bits == 8:
+        return {name: ("I8", entry.shape), f"{name}_scale": ("F32", (count, groups))}
     return {
         f"{name}_packed": ("I32", (count, inputs // 8)),
-        f"{name}_scale": ("F16", (count, inputs // scheme.group)),
+        f"{name}_scale": ("F16", (count, groups)),
         f"{name}_shape": ("I64", (2,)),
     }
 

@@ -36,10 +36,12 @@ def padded(count: int, to: int = PADDING) -> int:
 
 
 def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tied: bool, bits: Bits) -> int:
-    """Packed matrices, tables and norms.  Tokens are looked up in a tied output matrix unless that has 4 bits."""
+    """Packed matrices, tables and norms.  Tokens are looked up in a tied output matrix if that is FLOAT32 or INT8; of
+    one whose format depends on its numbers, int4 is taken to have a table beside it, int8 not."""
     layers, head = _packed_bytes(config, precision, tied, bits)
     table = config.vocab_size * config.width * (FLOAT if precision == "float32" else 2)
-    if tied and (precision != "int4" or bits.get(TOKENS) == EIGHT):
+    known = bits.get(TOKENS, BITS[INT4])
+    if tied and (precision == "float32" or (widened(known) if precision == "int8" else known) == EIGHT):
         table = 0
     places = (config.max_positions if config.position == "learned" else 0) + config.segments
     norms = 8 * config.depth * padded(config.width) * FLOAT
@@ -75,13 +77,13 @@ def workspace_bytes(config: ModelConfig, largest: Largest, threads: int, generat
 
 
 def widened(bits: float) -> float:
-    """Of a weight whose codes of 4 bits are stored in 8."""
-    return {BITS[INT4]: BITS[INT8], BITS[INT4_SHIFTED]: BITS[INT8_SHIFTED]}.get(bits, bits)
+    """Of a weight that int4 packs in so many bits, in int8."""
+    return {BITS[INT4]: EIGHT, BITS[INT4_SHIFTED]: BITS[INT8_SHIFTED]}.get(bits, bits)
 
 
 def _token_bytes(config: ModelConfig, precision: Precision) -> int:
-    """A token's key and value of one head: floats, or codes of 16 and of 8 bits, with a scale for FEATURES of a key and
-    one of a value."""
+    """A token's key and value of one head: floats, or codes of 16 and of 8 bits, with a scale for every FEATURES of a
+    key and one of a value."""
     width = padded(config.head_width, FEATURES)
     return 2 * width * FLOAT if precision == "float32" else 3 * width + FLOAT * (width // FEATURES + 1)
 
@@ -102,8 +104,8 @@ def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: B
     """Of the products of all layers, and of the output matrix."""
 
     def linear(names: Iterable[str], inputs: int, outputs: int) -> int:
-        alike = {bits.get(name, EIGHT) for name in names}
-        each = alike.pop() if len(alike) == 1 else max(EIGHT, *map(widened, alike))  # no 4-bit format in common
+        kinds = {bits.get(name, EIGHT) for name in names}
+        each = EIGHT if EIGHT in kinds else max(kinds)  # a shifted format holds those of fewer bits; INT8 rounds any
         each = BITS[FLOAT32] if precision == "float32" else widened(each) if precision == "int8" else each
         rows = padded(outputs, COLUMNS)
         return int(rows * padded(inputs) * each / 8) + rows * FLOAT

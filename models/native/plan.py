@@ -102,7 +102,7 @@ class Packed:
         ordered = interleaved(rows) if gated else np.concatenate(rows)
         addresses = np.pad(ordered, (0, -len(ordered) % COLUMNS))
         k = -(-inputs // PADDING) * PADDING
-        unit = unit_of(max(float(weight.abs().amax()) if weight.numel() else 0.0 for weight in weights))
+        unit = unit_of(max(map(largest, weights)))
         format, out = self._packed(addresses, inputs, k, unit)
         return Linear(
             weights=self._keep(out),
@@ -114,7 +114,7 @@ class Packed:
         )
 
     def _packed(self, addresses: NDArray[np.uint64], inputs: int, k: int, unit: float) -> tuple[int, Array]:
-        """The format and the weights: the smallest that holds them as they are, or INT8, to which they are rounded."""
+        """The format and the weights: the first format in which they are found, else INT8, which rounds them."""
         shape = addresses, inputs, k
         if self.precision == "float32":
             return FLOAT32, self._pack(shape, FLOAT32, unit, only_found=False)[0]
@@ -154,10 +154,15 @@ class Packed:
         return array.ctypes.data
 
 
+def largest(weight: Tensor) -> float:
+    """The largest magnitude; no copy of a matrix is made for it."""
+    return max(map(abs, map(float, weight.aminmax()))) if weight.numel() else 0.0
+
+
 def unit_of(most: float) -> float:
     """A power of two in which the scales of groups are halves of full precision, unless they are smaller than the
-    largest by 2^23.  `most` is the largest magnitude of all weights."""
-    return 2.0 ** (math.frexp(most)[1] - 17) if math.isfinite(most) and most > 0 else 1.0
+    largest by 2^23.  `most` is the largest magnitude of all weights.  The inverse of a unit is a float32 too."""
+    return 2.0 ** max(math.frexp(most)[1] - 17, -126) if math.isfinite(most) and most > 0 else 1.0
 
 
 def interleaved(two: list[Array]) -> Array:

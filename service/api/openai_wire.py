@@ -46,6 +46,9 @@ NOT_FOR_CHAT: Neutral = {
 }
 
 
+MOST_TOKENS = 16  # of a completion whose request does not say, as OpenAI's and vLLM's servers have it
+
+
 class CompletionRequest(Sampled):
     unsupported: ClassVar[Neutral] = NOT_FOR_COMPLETIONS
 
@@ -125,7 +128,8 @@ def read_completion(wire: CompletionRequest) -> Continuation:
     if len(scores) > 1:
         message = "prompt_logprobs: with echo, logprobs says how many there are of the prompt, too; the two differ"
         raise BadRequest(message, param="prompt_logprobs")
-    return replace(asked, scoring=not wire.max_tokens, prompt_logprobs=max(scores, default=-1))
+    scoring = not wire.max_tokens
+    return replace(asked, usual=MOST_TOKENS, scoring=scoring, prompt_logprobs=max(scores, default=-1))
 
 
 def read_chat(wire: ChatRequest) -> Talk:

@@ -81,12 +81,12 @@ inline float scale_of_4(const float* w) {
     return NAN;
 }
 
-// The scale of a group of 8-bit weights: 127 scales are its largest magnitude, or 16 (Q5_0) or 8 (Q4_0), if all of its
-// weights are whole multiples of it; otherwise `found` becomes false, and 127 of the least half that suffices.
+// The scale of a group of 8-bit weights: 127 scales are its largest magnitude, or 16 (Q5_0) to 1, if all of its weights
+// are whole multiples of it; otherwise `found` becomes false, and 127 of the least half that suffices.
 inline float scale_of_8(const float* w, bool& found) {
     const float most = peak_of(w);
     if (!(most > 0.f)) return most;
-    for (float n : {127.f, 16.f, 8.f})
+    for (float n = 127.f; n >= 1.f; n = n > 16.f ? 16.f : n - 1.f)
         if (is_made_of(w, most / n, 127.f, 127.f)) return most / n;
     found = false;
     return widen_half(half_above(most / 127.f));

@@ -359,7 +359,7 @@ struct Two { int x[2]; };
 INLINE Two two(const int16_t* p) { return {{p[0], p[1]}}; }
 INLINE Ints dot(Ints sum, Ints codes, Two x) { return sum + (codes << 16 >> 16) * x.x[0] + (codes >> 16) * x.x[1]; }
 INLINE void store_wide_codes(int16_t* p, Floats x) {
-    x = least(largest(x, all(-32768.f)), all(32767.f));  // a number that is none too: it has no whole number
+    x = least(largest(x, all(-8191.f)), all(8191.f));  // a number that is none too: 32 products of two fit 32 bits
     for (int i = 0; i < LANES; ++i) p[i] = int16_t(std::nearbyintf(x[i]));
 }
 INLINE void store_digits(int8_t* high, int8_t* low, Floats x, Ints& sum) {
