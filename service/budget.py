@@ -29,6 +29,7 @@ from service.engine.reading import reading_bytes
 from service.engine.sampler import drawing_bytes
 from service.errors import NoRoom
 from service.executors import drawing_instructions, kernel_for
+from service.fidelity import testing_bytes
 from service.place import Place, placed
 from service.request import Task
 from service.settings import Settings
@@ -223,6 +224,7 @@ def native_parts(model: Sized, place: Place, largest: Largest) -> Parts:
         computing += drawn_bytes(model, largest, place, 0)
     else:
         computing += read_bytes(model, largest)
+    testing = testing_bytes(place, config.vocab_size) if model.generates else 0
     stored = (config, precision, model.generates, model.size.tied, model.size.bits)
     packed, part, kept = native.weight_bytes(*stored), native.loading_bytes(*stored), 0
     if not model.generates:  # the head stays with torch, and is made invariant before anything is packed
@@ -232,7 +234,7 @@ def native_parts(model: Sized, place: Place, largest: Largest) -> Parts:
         packed + kept,
         native.block_bytes(config, precision),
         computing,
-        part + model.size.passing(place.dtype),
+        part + testing + model.size.passing(place.dtype),
     )
 
 

@@ -35,7 +35,7 @@ from service.settings import Settings
 
 TEXT = Path(__file__).parent / "quality.txt"  # prose and code of several kinds
 TEXTS, TOKENS = 4, 32  # windows of the text, and tokens of each
-ROWS = 16  # of each window, the last ones, whose predictions are compared
+ROWS = 8  # of each window, the last ones, whose predictions are compared: a vocabulary may be large
 SAMPLES, SAMPLE = 16, 1 << 16  # pieces of a file that are hashed, and their bytes
 NARROW = ("int8", "int4")
 log = logging.getLogger("polyhead.fidelity")
@@ -105,6 +105,11 @@ def key_of(place: Place) -> str:
 def is_tested(place: Place) -> bool:
     """Whether a model that runs there has a cost."""
     return bool(place.instructions) and place.precision in NARROW
+
+
+def testing_bytes(place: Place, vocabulary: int) -> int:
+    """What a generator's self-test keeps while weights are read and packed: its logits in float32."""
+    return TEXTS * ROWS * vocabulary * torch.float32.itemsize if is_tested(place) else 0
 
 
 def preferred(what: Description, settings: Settings) -> Description:
@@ -191,7 +196,8 @@ class SelfTest:
             self.cost = float("inf")
         elif self.what.head.task == "generate":
             divergence = Divergence()
-            divergence.add(expected, found, expected.argmax(-1))  # what followed does not matter here
+            for p, q in zip(torch.split(expected, ROWS), torch.split(found, ROWS), strict=True):
+                divergence.add(p, q, p.argmax(-1))  # which token followed does not matter here
             self.cost = divergence.figures.kl_mean
         else:
             self.cost = float(1 - torch.cosine_similarity(expected, found, dim=-1).double().mean())

@@ -47,15 +47,16 @@ def entries(**matrices: int) -> list[Entry]:
     [
         ({"F32": 9}, "float32", "as F32"),
         ({"BF16": 9, "F32": 1}, "float32", "as BF16"),
-        ({"Q4_1": 9, "Q8_0": 3, "F32": 1}, "int4", "in 4 bits (Q4_1)"),
-        ({"Q4_0": 3, "Q4_1": 2, "Q6_K": 4}, "int4", "in 4 bits (Q4_0)"),
-        ({"Q4_0": 2, "Q5_0": 3}, "int8", "in 5 bits (Q5_0)"),
-        ({"Q8_0": 9, "F16": 8}, "int8", "in 8 bits (Q8_0)"),
-        ({"Q4_K": 9, "Q6_K": 3}, "int8", "in 4 bits (Q4_K)"),
+        ({"Q4_1": 9, "Q8_0": 3, "F32": 1}, "int4", "as Q4_1, Q8_0"),
+        ({"Q4_0": 3, "Q4_1": 2, "Q6_K": 4}, "int4", "as Q6_K, Q4_0, Q4_1"),
+        ({"Q4_0": 2, "Q5_0": 3}, "int4", "as Q5_0, Q4_0"),
+        ({"Q5_0": 3, "Q6_K": 1, "F32": 3}, "int8", "as Q5_0, Q6_K"),
+        ({"Q8_0": 9, "F16": 8}, "int8", "as Q8_0"),
+        ({"Q4_K": 9, "Q6_K": 3}, "int4", "as Q4_K, Q6_K"),
         ({"Q8_0": 9, "F32": 10}, "float32", "as F32"),
-        ({"F16": 5, "Q4_1": 4, "Q8_0": 2}, "int4", "in 4 bits (Q4_1)"),
-        ({"int8": 9, "F32": 2}, "int8", "in 8 bits (int8)"),
-        ({"int4": 9, "F32": 2}, "int4", "in 4 bits (int4)"),
+        ({"F16": 5, "Q4_1": 4, "Q8_0": 2}, "int4", "as Q4_1, Q8_0"),
+        ({"int8": 9, "F32": 2}, "int8", "as int8"),
+        ({"int4": 9, "F32": 2}, "int4", "as int4"),
     ],
 )
 def test_what_suits_is_told_by_most_numbers(matrices: dict[str, int], precision: str, reason: str) -> None:
@@ -113,8 +114,8 @@ def test_each_model_is_computed_as_it_is_stored(
         assert dtypes(known) == {"four": "int4", "eight": "int8", "judge": "float32"}
     said = [message for message in caplog.messages if "since" in message]
     assert said == [
-        "four: int4, since its weights are stored in 4 bits (Q4_1)",
-        "eight: int8, since its weights are stored in 8 bits (Q8_0)",
+        "four: int4, since its weights are stored as Q4_1",
+        "eight: int8, since its weights are stored as Q8_0",
         "judge: float32, since its weights are stored as F32; --precision int8 is faster, smaller and less exact",
     ]
     ready = [

@@ -36,10 +36,7 @@ def suited(entries: Iterable[Entry]) -> Suited:
         kind = next(kind for kind, _ in numbers.most_common() if precision_of(kind) == "float32")
         return Suited("float32", f"its weights are stored as {kind}")
     narrow = [kind for kind, _ in numbers.most_common() if precision_of(kind) != "float32"]
-    bits = next(filter(str.isdecimal, narrow[0]))
-    return Suited(
-        "int4" if shares["int4"] else "int8", f"its weights are stored in {bits} bits ({' and '.join(narrow)})"
-    )
+    return Suited("int4" if shares["int4"] else "int8", f"its weights are stored as {', '.join(narrow)}")
 
 
 def precision_of(kind: str) -> Precision:

@@ -74,7 +74,7 @@ inline float peak_of(const float* w) {
 inline float scale_of_4(const float* w) {
     const float most = peak_of(w);
     if (!(most > 0.f)) return most;
-    const float top = std::find(w, w + GROUP, most) != w + GROUP ? most : -most;  
+    const float top = std::find(w, w + GROUP, most) != w + GROUP ? most : -most;
     for (int n = 8; n >= 1; --n)
         for (float scale : {top / float(-n), top / float(n)})
             if (is_made_of(w, scale, 8.f, 7.f)) return scale;
@@ -115,15 +115,18 @@ inline Scale shift_of(const float* w, int levels) {
     const auto halved = [](float x) { return widen_half(half(x)); };
     const float rounding = std::fabs(low) / 2048.f;  // of the least weight to a half, at most
     if (low == high) return std::fabs(halved(low) - low) <= rounding ? Scale{0.f, halved(low)} : Scale{NAN, NAN};
+    const auto near = [&](int n) { return Scale{halved((high - low) / float(n)), halved(low)}; };
+    const auto is_near = [&](Scale s, float error) { return s.scale != 0.f && is_made_of(w, s, float(levels), error); };
     for (int n = levels; n >= 1; --n) {
-        const Scale near{halved((high - low) / float(n)), halved(low)};
-        if (near.scale == 0.f || !is_made_of(w, near, float(levels), near.scale / 32.f + rounding)) continue;
+        const float scale = near(n).scale;
+        if (!is_near(near(n), scale / 32.f + rounding)) continue;
         for (int first = 0; first <= levels - n; ++first) {
-            const Scale exact{near.scale, halved(low - float(first) * near.scale)};
+            const Scale exact{scale, halved(low - float(first) * scale)};
             if (is_made_of(w, exact, float(levels), 0.f)) return exact;
         }
-        if (is_made_of(w, near, float(levels), near.scale / 32.f)) return near;
     }
+    for (int n = levels; n >= 1; --n)
+        if (is_near(near(n), near(n).scale / 32.f)) return near(n);
     return {NAN, NAN};
 }
 
