@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate
 from pathlib import Path
 
 import torch
@@ -136,10 +136,11 @@ def told(cost: float, what: Description) -> str:
 class SelfTest:
     """Of one model: `expect` computes in float32 before packing, `compare` with the executor that will serve it."""
 
-    def __init__(self, what: Description, place: Place, settings: Settings) -> None:
+    def __init__(self, what: Description, place: Place, settings: Settings, longest: int) -> None:
+        """`longest`: tokens that its cache holds, if it has one, else of its longest text."""
         self.what, self.cost = what, costs_of(what, settings).find(key_of(place))
         self._costs, self._key = costs_of(what, settings), key_of(place)
-        self._texts, self._expected = texts(what), torch.empty(0)
+        self._texts, self._expected = texts(what, longest), torch.empty(0)
 
     @property
     def _is_due(self) -> bool:
@@ -172,7 +173,11 @@ class SelfTest:
             with held(block):
                 x = block(x, frame)
         with torch.inference_mode():
-            x = network.final_norm(x)[self._rows]
+            starts = accumulate(map(len, self._texts), initial=0)
+            rows = [
+                start + row for start, text in zip(starts, self._texts, strict=False) for row in self._compared(text)
+            ]
+            x = network.final_norm(x)[rows]
         if self.what.head.task == "generate":  # its matrix may be that of tokens, which was let go of
             _, head, fill = self._unread()
             with held(head):
@@ -190,7 +195,7 @@ class SelfTest:
         """Sets the cost, and keeps it; unless it is known."""
         if not self._is_due:
             return
-        found = executor.step(self._step(executor))
+        found = torch.cat([executor.step(self._step(text, executor)).clone() for text in self._texts])
         expected, self._expected = self._expected, torch.empty(0)
         if not found.isfinite().all():
             self.cost = float("inf")
@@ -203,35 +208,23 @@ class SelfTest:
             self.cost = float(1 - torch.cosine_similarity(expected, found, dim=-1).double().mean())
         self._costs.keep(self._key, self.cost)
 
-    @property
-    def _starts(self) -> list[int]:
-        starts = [0]
-        for text in self._texts:
-            starts.append(starts[-1] + len(text))
-        return starts
+    def _compared(self, text: list[int]) -> range:
+        """The rows of a text that are compared: of a generator the last ones, of others all."""
+        most = ROWS if self.what.head.task == "generate" else len(text)
+        return range(max(len(text) - most, 0), len(text))
 
-    @property
-    def _rows(self) -> list[int]:
-        """Those that are compared: of a generator the last ones of each text, of others all."""
-        most = ROWS if self.what.head.task == "generate" else TOKENS + 2
-        return [row for a, b in pairwise(self._starts) for row in range(max(a, b - most), b)]
-
-    def _step(self, executor: Executor) -> Rows:
-        blocks = -(-max(map(len, self._texts)) // executor.block_size) if executor.block_size else 0
-        return Rows(
-            tokens=[token for text in self._texts for token in text],
-            positions=[position for text in self._texts for position in range(len(text))],
-            starts=self._starts,
-            tables=[list(range(number * blocks, (number + 1) * blocks)) for number in range(len(self._texts))],
-            wanted=self._rows,
-        )
+    def _step(self, text: list[int], executor: Executor) -> Rows:
+        blocks = -(-len(text) // executor.block_size) if executor.block_size else 0
+        count = len(text)
+        return Rows(text, list(range(count)), [0, count], [list(range(blocks))], list(self._compared(text)))
 
 
-def texts(what: Description) -> list[list[int]]:
-    """Windows of the text that comes with polyhead, evenly over it; none where the network cannot read them."""
+def texts(what: Description, longest: int) -> list[list[int]]:
+    """Windows of the text that comes with polyhead, evenly over it, of at most `longest` tokens; none where the network
+    cannot read them."""
     ids = what.tokenizer.encode(TEXT.read_text(encoding="utf-8"), special=False).ids
     opening, closing = what.tokenizer.ends
-    width = min(TOKENS, what.max_tokens - len(opening) - len(closing), len(ids) // TEXTS)
+    width = min(TOKENS, min(longest, what.max_tokens) - len(opening) - len(closing), len(ids) // TEXTS)
     if width < 1 or max([*ids, *opening, *closing]) >= what.config.vocab_size:
         return []
     starts = (number * (len(ids) - width) // (TEXTS - 1) for number in range(TEXTS))

@@ -225,7 +225,7 @@ class Loader:
         with self._timed("read and pack"):
             drafter = await self._engine.call(lambda: self._drafter(described, need))
             if is_tested(place):
-                test = SelfTest(described.what, place, self._settings)
+                test = SelfTest(described.what, place, self._settings, need.cache_tokens or described.what.max_tokens)
                 await self._engine.call(lambda: test.expect(self._engine.breathe))
                 await self._engine.call(trim)
             loaded = await self._engine.call(lambda: self._read(described, heard, part))

@@ -62,14 +62,16 @@ def test_the_cost_is_what_the_answers_are_apart(tmp_path: Path) -> None:
     source = file_of(tmp_path)
     what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
     place = placed(settings, what.suited, what.body)
-    test = SelfTest(what, place, settings)
+    test = SelfTest(what, place, settings, what.max_tokens)
     test.expect(lambda: None)
     loaded = checkpoint.load(str(source))
     head: Any = loaded.head
     narrow = NativeExecutor(loaded.network, head, precision="int8", block_count=16)
-    rows = test._step(narrow)
     wide = NativeExecutor(loaded.network, head, precision="float32", block_count=16)
-    p, q = (executor.step(rows).double().log_softmax(-1) for executor in (wide, narrow))
+    p, q = (
+        torch.cat([executor.step(test._step(text, executor)).double().log_softmax(-1) for text in test._texts])
+        for executor in (wide, narrow)
+    )
     test.compare(narrow)
     assert test.cost == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-3)
     assert 0 < test.cost < 0.005
@@ -95,6 +97,24 @@ def test_a_cost_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     what = checkpoint.describe(str(source))
     assert preferred(what, Settings(model_dir=tmp_path, max_kl=MANY)).suited.precision == "float32"
     assert preferred(what, Settings(model_dir=tmp_path)).suited.precision == "int8"
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 48])
+def test_a_small_cache_gets_short_texts(tokens: int, tmp_path: Path) -> None:
+    """No text is longer than the cache, and no block is named that is not there."""
+    source = file_of(tmp_path)
+    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
+    test = SelfTest(what, placed(settings, what.suited, what.body), settings, tokens)
+    loaded = checkpoint.load(str(source))
+    head: Any = loaded.head
+    executor = NativeExecutor(loaded.network, head, precision="int8", block_count=tokens // 16)
+    steps = [test._step(text, executor) for text in test._texts]
+    assert steps
+    assert max(block for rows in steps for block in rows.tables[0]) < executor.block_count
+    test.expect(lambda: None)
+    test.compare(executor)
+    assert test.cost is not None
+    assert served(source, tmp_path, cache_tokens=max(tokens, 32)).dtype == "int8"
 
 
 def test_a_precision_that_is_asked_for_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -128,7 +148,7 @@ def test_the_states_of_an_encoder_are_compared(tmp_path: Path, caplog: pytest.Lo
 def test_what_is_no_number_costs_too_much(tmp_path: Path) -> None:
     source = file_of(tmp_path)
     what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
-    test = SelfTest(what, placed(settings, what.suited, what.body), settings)
+    test = SelfTest(what, placed(settings, what.suited, what.body), settings, what.max_tokens)
     test.expect(lambda: None)
 
     class Broken:
