@@ -15,6 +15,7 @@ from models.errors import ModelError, UnsupportedError
 from service.budget import MIB, Budget, Need, Sized, least, limit_of, mib, need_beside, sized
 from service.drafts import drafting_for
 from service.errors import NoRoom
+from service.fidelity import with_known_cost
 from service.names import is_name, trunk_of
 from service.place import placed
 from service.settings import Settings
@@ -52,7 +53,7 @@ def checked(settings: Settings) -> Checked:
             if trunk_of(name):
                 adapters.append(beside(name, described, settings))
             else:
-                what = checkpoint.describe(settings.models[name])
+                what = with_known_cost(checkpoint.describe(settings.models[name]), settings)
                 models.append(sized(name, what, drafting_for(name, what, settings), settings.tensor_parallel))
                 described[name] = what
         except ModelError as error:

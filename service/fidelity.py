@@ -2,8 +2,8 @@
 
 A short text goes through the network in float32, a layer at a time, and through the executor that will serve it.  The
 cost of a generator is the mean Kullback-Leibler divergence of its next-token distributions, in nats; of any other
-network the mean of 1 - cosine of its states.  A cost is kept in a file named by a hash of the weights, so that it is
-measured again only for other weights, another processor or other kernels.
+network the mean of 1 - cosine of its states.  A cost is kept in a file named by a hash of samples of the weights, so
+that it is measured again only for other weights, another processor or other kernels.
 """
 
 import hashlib
@@ -19,7 +19,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models import checkpoint
 from models.checkpoint.description import Description, blank
 from models.checkpoint.precision import Suited
 from models.checkpoint.weights import Weights
@@ -81,11 +80,12 @@ def costs_of(what: Description, settings: Settings) -> Costs:
 
 
 def fingerprint(what: Description) -> str:
-    """A SHA-256 over what tensors there are, how long their files are, and pieces spread evenly over each file."""
+    """A SHA-256 over what tensors there are, how long their files are, and SAMPLES pieces of each file."""
     found = hashlib.sha256(repr(what.config).encode())
     for name, entry in sorted(what.entries.items()):
         found.update(f"{name} {entry.kind} {entry.shape}\n".encode())
-    for path in sorted({entry.file for entry in what.entries.values()}):
+        found.update(repr(entry.changes).encode())
+    for path in sorted({path for entry in what.entries.values() for path in entry.files}):
         try:
             with path.open("rb") as file:
                 size = file.seek(0, os.SEEK_END)
@@ -112,21 +112,22 @@ def testing_bytes(place: Place, vocabulary: int) -> int:
     return TEXTS * ROWS * vocabulary * torch.float32.itemsize if is_tested(place) else 0
 
 
-def preferred(what: Description, settings: Settings) -> Description:
+def with_known_cost(what: Description, settings: Settings) -> Description:
     """With float32 as its default precision, where the usual one is known to cost more than `max_kl`."""
     place = placed(settings, what.suited, what.body)
     if settings.precision != "auto" or not is_tested(place):
         return what
     cost = costs_of(what, settings).find(key_of(place))
-    return in_float32(what, place, cost, settings) if cost is not None and cost > settings.max_kl else what
+    return prefer_float32(what, place, cost, settings) if cost is not None and cost > settings.max_kl else what
 
 
-def in_float32(what: Description, place: Place, cost: float, settings: Settings) -> Description:
-    reason = f"its answers in {place.precision} are {told(cost, what)}, more than max_kl, which is {settings.max_kl:g}"
+def prefer_float32(what: Description, place: Place, cost: float, settings: Settings) -> Description:
+    bound = f"more than max_kl, which is {settings.max_kl:g}"
+    reason = f"its answers in {place.precision} are {describe_cost(cost, what)}, {bound}"
     return replace(what, preferred=Suited("float32", reason))
 
 
-def told(cost: float, what: Description) -> str:
+def describe_cost(cost: float, what: Description) -> str:
     """A cost, for people."""
     if what.head.task == "generate":
         return f"{cost:.2g} nats (KL) from float32's"
@@ -138,23 +139,25 @@ class SelfTest:
 
     def __init__(self, what: Description, place: Place, settings: Settings, longest: int) -> None:
         """`longest`: tokens that its cache holds, if it has one, else of its longest text."""
-        self.what, self.cost = what, costs_of(what, settings).find(key_of(place))
-        self._costs, self._key = costs_of(what, settings), key_of(place)
-        self._texts, self._expected = texts(what, longest), torch.empty(0)
+        self.what, self._costs, self._key = what, costs_of(what, settings), key_of(place)
+        self.cost = self._costs.find(self._key)
+        self._texts = texts(what, longest) if self.cost is None else []
+        self._expected = torch.empty(0)
 
     @property
     def _is_due(self) -> bool:
         """Whether the cost is not known, and there is a text to measure it by."""
         return self.cost is None and bool(self._texts)
 
-    def expect(self, breathe: Callable[[], None]) -> None:
+    def expect(self, progress: Callable[[int, int], None]) -> None:
         """Computes the answers in float32, of weights that are read and let go of part by part; unless it is known.
 
-        In between, outside of torch's inference mode, `breathe` lets other models have their turns.
+        `progress` gets bytes read and bytes in all, often and outside of torch's inference mode: it may let other
+        models have their turns.
         """
         if not self._is_due:
             return
-        network, _, fill = self._unread()
+        network, _, fill = self._unread(progress)
 
         @contextmanager
         def held(part: nn.Module) -> Iterator[None]:
@@ -162,7 +165,6 @@ class SelfTest:
             with torch.inference_mode():
                 yield
             hollow(part)
-            breathe()
 
         for name, child in network.named_children():
             if name not in ("tokens", "blocks"):
@@ -179,15 +181,17 @@ class SelfTest:
             ]
             x = network.final_norm(x)[rows]
         if self.what.head.task == "generate":  # its matrix may be that of tokens, which was let go of
-            _, head, fill = self._unread()
+            _, head, fill = self._unread(progress)
             with held(head):
                 x = head(x)
         self._expected = x
 
-    def _unread(self) -> tuple[Transformer, nn.Module, Callable[[nn.Module], None]]:
+    def _unread(
+        self, progress: Callable[[int, int], None]
+    ) -> tuple[Transformer, nn.Module, Callable[[nn.Module], None]]:
         """The network and its head without numbers, and what gives a part of them its own."""
         network, head = blank(self.what)
-        weights = Weights(self.what, network, head, checkpoint.ignore)
+        weights = Weights(self.what, network, head, progress)
         return network.eval(), head.eval(), lambda part: weights.fill(part, torch.float32, torch.device("cpu"))
 
     @torch.inference_mode()

@@ -39,7 +39,7 @@ from service.engine.speculation import Speculation
 from service.engine.worker import Worker
 from service.errors import NoRoom
 from service.executors import executor_of, kernel_for, prepare, sampler_of
-from service.fidelity import SelfTest, in_float32, is_tested, preferred, told
+from service.fidelity import SelfTest, describe_cost, is_tested, prefer_float32, with_known_cost
 from service.model import Model
 from service.model_card import adapted, model_of
 from service.place import Place, placed, unable
@@ -113,7 +113,7 @@ class Loader:
         """Raises ModelError, and whatever a checkpoint makes a library raise."""
 
         def read() -> Described:
-            what = preferred(checkpoint.describe(source, self.reach), self._settings)
+            what = with_known_cost(checkpoint.describe(source, self.reach), self._settings)
             draft = drafting_for(name, what, self._settings)
             size = sized(name, what, draft, self._settings.tensor_parallel)
             placed(self._settings, size.suited, size.config)  # refused now, it troubles no other model's plan
@@ -171,15 +171,26 @@ class Loader:
         try:
             return await self._load(described, heard, others, kept)
         except Unfaithful as error:
-            wide = self._in_float32(described, error)
+            what = prefer_float32(described.what, error.place, error.cost, self._settings)
+            described = await aside(lambda: self._resized(described, what))
+        except NoRoom as error:  # the cost was known before
+            if described.what.preferred is None:
+                raise
+            return await self._load_narrow(described, error, heard, others, kept)
         try:
-            return await self._load(wide, heard, others, kept)
+            return await self._load(described, heard, others, kept)
         except NoRoom as error:
-            log.warning("%s: %s; and float32 has no room: %s", wide.sized.name, wide.what.suited.reason, error.message)
-        return await self._load(described, heard, others, kept, strict=False)
+            return await self._load_narrow(described, error, heard, others, kept)
 
-    def _in_float32(self, described: Described, error: "Unfaithful") -> Described:
-        what = in_float32(described.what, error.place, error.cost, self._settings)
+    async def _load_narrow(
+        self, wide: Described, error: NoRoom, heard: Heard, others: Sequence[Sized], kept: int
+    ) -> Served:
+        """In the precision that suits how it is stored, though it costs too much: float32 has no room."""
+        log.warning("%s: %s; and float32 has no room: %s", wide.sized.name, wide.what.suited.reason, error.message)
+        narrow = await aside(lambda: self._resized(wide, replace(wide.what, preferred=None)))
+        return await self._load(narrow, heard, others, kept, strict=False)
+
+    def _resized(self, described: Described, what: Description) -> Described:
         size = sized(described.sized.name, what, described.draft, self._settings.tensor_parallel)
         return replace(described, what=what, sized=size)
 
@@ -211,7 +222,9 @@ class Loader:
             self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
         model = model_of(need, loaded, place)
-        how = f"{place.precision} by {model.executor}" + (f", {told(cost, described.what)}" if cost is not None else "")
+        how = f"{place.precision} by {model.executor}" + (
+            f", {describe_cost(cost, described.what)}" if cost is not None else ""
+        )
         times = read - began, time.perf_counter() - read
         facts = need.name, loaded.family, loaded.task, how, need.weights / 2**20, *times
         log.info("%s is ready: %s, %s, %s, %.0f MiB; read in %.2f s, warm in %.2f s", *facts)
@@ -225,8 +238,10 @@ class Loader:
         with self._timed("read and pack"):
             drafter = await self._engine.call(lambda: self._drafter(described, need))
             if is_tested(place):
-                test = SelfTest(described.what, place, self._settings, need.cache_tokens or described.what.max_tokens)
-                await self._engine.call(lambda: test.expect(self._engine.breathe))
+                longest = need.cache_tokens or described.what.max_tokens
+                test = await aside(lambda: SelfTest(described.what, place, self._settings, longest))
+                breathe = breathing(self._engine, lambda _: None)
+                await self._engine.call(lambda: test.expect(breathe))
                 await self._engine.call(trim)
             loaded = await self._engine.call(lambda: self._read(described, heard, part))
             worker = await self._engine.call(lambda: self._employ(need, loaded, drafter, part, test))

@@ -39,7 +39,7 @@ from service.settings import Settings, read
 CHARACTERS = 1 << 20  # of a text that are read
 WINDOW = 512  # tokens that a generator reads at once, at most
 WINDOWS = 4  # of a generator, at least: they lie evenly over the text, which may change its subject
-TOKENS, TOKENS_ENCODED = 448, 2048  # where nobody says: of what answers with a vocabulary, of all others
+TOKENS, TOKENS_ENCODED = 448, 2048  # by default: of what answers with a vocabulary, of all others
 LEAST_TOKENS, LEAST_TEXTS = 32, 8
 BATCH = 16  # texts that are read together
 SENTENCE = re.compile(r"(?<=[.!?])\s+|(?<=[。！？])|\n+")
@@ -246,7 +246,7 @@ def fitting(what: Description, encoding: Encoding, *, paired: bool) -> Passage:
 def checked(what: Description, tokens: list[int], segments: list[int]) -> Passage:
     """ModelError for a number of which the network has no embedding: executors do not check."""
     config = what.config
-    kept = segments if config.segments else []  # without embeddings of segments nobody reads them
+    kept = segments if config.segments else []  # without embeddings of segments they are not read
     for name, numbers, count in (("token", tokens, config.vocab_size), ("segment", kept, config.segments)):
         if numbers and max(numbers) >= count:
             made = f"its tokenizer makes {name} {max(numbers)} of the text"

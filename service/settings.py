@@ -69,7 +69,8 @@ class Settings(Spread):
         0.01,
         gt=0,
         description="How far next-token distributions in the default precision may be from float32 of the same file, "
-        "in nats (mean KL); a model for which a self-test finds more is computed in float32.",
+        "in nats (mean KL), or of a network that is no generator 1 - cosine of states; a model for which a self-test "
+        "finds more is computed in float32.",
     )
     threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: as many as the machine has cores to give.")
     tensor_parallel: int = Field(

@@ -137,7 +137,7 @@ def generate(config: ModelConfig, instructions: str) -> int:
         for parts in chunks(config, random.Random(steps)):
             some = [choice.choice(numbers) for _ in parts] if steps % 3 else None
             rows = replace(rows_of(parts, last_only=steps % 4 > 0), adapters=some)
-            executor.step(rows) if steps % 4 else executor.states(rows)
+            executor.step(rows) if steps % 4 else executor.step_with_states(rows)
             steps += 1
     return steps
 
@@ -154,7 +154,7 @@ def encode(config: ModelConfig, instructions: str) -> int:
             rows = replace(rows, segments=[1] * len(rows.tokens)) if config.segments else rows
             executor.step(rows)
             if len(rows.wanted) == len(rows.tokens):
-                executor.states(rows)
+                executor.step_with_states(rows)
             steps += 1
     return steps
 

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForSequenceClassification
 
 from models import checkpoint
+from models.checkpoint import ignore
 from models.native.executor import NativeExecutor
 from service import fidelity, loader
-from service.fidelity import Costs, SelfTest, fingerprint, key_of, preferred
+from service.fidelity import Costs, SelfTest, fingerprint, key_of, with_known_cost
 from service.model import Model
 from service.place import placed
 from service.registry import Registry
@@ -63,7 +66,7 @@ def test_the_cost_is_what_the_answers_are_apart(tmp_path: Path) -> None:
     what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
     place = placed(settings, what.suited, what.body)
     test = SelfTest(what, place, settings, what.max_tokens)
-    test.expect(lambda: None)
+    test.expect(ignore)
     loaded = checkpoint.load(str(source))
     head: Any = loaded.head
     narrow = NativeExecutor(loaded.network, head, precision="int8", block_count=16)
@@ -95,8 +98,8 @@ def test_a_cost_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert served(source, tmp_path).dtype == "int8"
     assert served(source, tmp_path, max_kl=MANY).dtype == "float32"  # planned so from the start
     what = checkpoint.describe(str(source))
-    assert preferred(what, Settings(model_dir=tmp_path, max_kl=MANY)).suited.precision == "float32"
-    assert preferred(what, Settings(model_dir=tmp_path)).suited.precision == "int8"
+    assert with_known_cost(what, Settings(model_dir=tmp_path, max_kl=MANY)).suited.precision == "float32"
+    assert with_known_cost(what, Settings(model_dir=tmp_path)).suited.precision == "int8"
 
 
 @pytest.mark.parametrize("tokens", [16, 32, 48])
@@ -111,7 +114,7 @@ def test_a_small_cache_gets_short_texts(tokens: int, tmp_path: Path) -> None:
     steps = [test._step(text, executor) for text in test._texts]
     assert steps
     assert max(block for rows in steps for block in rows.tables[0]) < executor.block_count
-    test.expect(lambda: None)
+    test.expect(ignore)
     test.compare(executor)
     assert test.cost is not None
     assert served(source, tmp_path, cache_tokens=max(tokens, 32)).dtype == "int8"
@@ -136,8 +139,10 @@ def test_without_room_for_float32_the_default_stays_and_says_so(
 
     monkeypatch.setattr(loader.Loader, "_load", crowded)
     assert served(source, tmp_path, max_kl=MANY).dtype == "int8"
-    [warning] = [line for line in lines(caplog, "loader") if "float32 has no room" in line]
-    assert "its answers in int8 are" in warning
+    assert served(source, tmp_path, max_kl=MANY).dtype == "int8"  # the cost is known from the start
+    warnings = [line for line in lines(caplog, "loader") if "float32 has no room" in line]
+    assert len(warnings) == 2
+    assert all("its answers in int8 are" in warning for warning in warnings)
 
 
 def test_the_states_of_an_encoder_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -149,7 +154,7 @@ def test_what_is_no_number_costs_too_much(tmp_path: Path) -> None:
     source = file_of(tmp_path)
     what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
     test = SelfTest(what, placed(settings, what.suited, what.body), settings, what.max_tokens)
-    test.expect(lambda: None)
+    test.expect(ignore)
 
     class Broken:
         block_size = 16
@@ -159,6 +164,18 @@ def test_what_is_no_number_costs_too_much(tmp_path: Path) -> None:
 
     test.compare(Broken())  # type: ignore[arg-type]
     assert test.cost == math.inf
+
+
+def test_a_merged_adapter_changes_the_fingerprint(tiny_classifier: Path, tmp_path: Path) -> None:
+    folders = []
+    for number, alpha in enumerate((8, 8, 16)):
+        config = LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=alpha, init_lora_weights=False)
+        torch.manual_seed(min(number, 1))
+        base = AutoModelForSequenceClassification.from_pretrained(tiny_classifier)
+        get_peft_model(base, config).save_pretrained(tmp_path / str(number))
+        folders.append(f"{tiny_classifier}+{tmp_path / str(number)}")
+    found = {fingerprint(checkpoint.describe(source)) for source in (str(tiny_classifier), *folders)}
+    assert len(found) == 4
 
 
 def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:

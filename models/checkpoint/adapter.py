@@ -74,6 +74,14 @@ class Merged(Entry):
     transposed: bool  # the base keeps [in, out] where B @ A is [out, in]
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        return (*self.base.files, *(side.file for side in self.pair))
+
+    @property
+    def changes(self) -> tuple[object, ...]:
+        return self.scale, self.transposed
+
+    @property
     def size(self) -> int:
         return self.base.size
 

@@ -46,6 +46,10 @@ class Compressed(Entry):
     scales: Entry
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        return self.codes.file, self.scales.file
+
+    @property
     def size(self) -> int:
         return self.codes.size + self.scales.size
 
@@ -70,7 +74,7 @@ def rounded(weights: Tensor) -> tuple[Tensor, Tensor]:
 
     A group that is whole multiples of a scale keeps it.  Otherwise LEVEL scales are its largest weight, rounded up to
     the digits of half precision, so that codes times the scale are whole multiples: packed again, they have the same
-    codes and scales, whatever is packed beside them.  The packer tells scales in a unit of all that is packed as one,
+    codes and scales, whatever is packed beside them.  The packer stores scales in a unit of all that is packed as one,
     with the range of half precision: this holds for groups whose largest weight is at least 2^-22 of the largest of
     all.  Smaller ones have fewer digits there, and their codes may differ by a step of that.  A group with a number
     that is infinite or none has NaN for a scale.
@@ -80,9 +84,8 @@ def rounded(weights: Tensor) -> tuple[Tensor, Tensor]:
     most = groups.abs().amax(1, keepdim=True)
     finite = most.isfinite()
     exponents = torch.frexp(most.where(finite, 1))[1].double()
-    groups = (
-        groups.where(finite, 0) * torch.exp2(-exponents)
-    ).float()  # the largest from 1 / 2 to 1: nothing is subnormal
+    # The largest becomes 1 / 2 to 1, so that nothing is subnormal.
+    groups = (groups.where(finite, 0) * torch.exp2(-exponents)).float()
     scales = scales_of(groups)
     inverse = torch.where(scales > 0, 1 / scales, 0)
     # Products of two float32 are exact in float64: rounded once, as a fused multiplication does it.  Without one the
@@ -219,8 +222,7 @@ def demand(file: Path, field: str, value: Any, known: tuple[Any, ...]) -> None:
 def config_of(scheme: Scheme, ignored: list[str]) -> Json:
     """What compressed-tensors wants to read of matrices saved under `scheme`; `ignored` modules are floats.
 
-    Of activations nothing is said: they are rounded here in a way that the form has no words for, and others who round
-    them by token would answer worse.
+    The form cannot state how activations are rounded here, and rounding them by token is less exact: it states nothing.
     """
     weights: Json = {"num_bits": scheme.bits, "type": "int", "symmetric": True, "dynamic": False}
     weights |= {"strategy": "group", "group_size": scheme.group} if scheme.group else {"strategy": "channel"}

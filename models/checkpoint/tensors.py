@@ -51,6 +51,16 @@ class Entry:
     encoding: Encoding | None
 
     @property
+    def files(self) -> tuple[Path, ...]:
+        """All that its numbers come from."""
+        return (self.file,)
+
+    @property
+    def changes(self) -> tuple[object, ...]:
+        """What is done to the numbers of the files, as far as no file says it."""
+        return ()
+
+    @property
     def size(self) -> int:
         """Bytes in the file."""
         assert self.encoding is not None

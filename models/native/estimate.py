@@ -26,7 +26,6 @@ PANEL = 128  # rows, as in src/step.cpp
 FEATURES = 32  # of a key that share a scale, as in src/attention.hpp
 GROWTH = 1.25  # room is made so much larger than what is wanted
 FLOAT = 4
-EIGHT = BITS[INT8]
 Bits = Mapping[str, float]
 TOKENS, HEAD = "tokens.weight", "head.output.weight"
 
@@ -41,7 +40,7 @@ def weight_bytes(config: ModelConfig, precision: Precision, generates: bool, tie
     layers, head = _packed_bytes(config, precision, tied, bits)
     table = config.vocab_size * config.width * (FLOAT if precision == "float32" else 2)
     known = bits.get(TOKENS, BITS[INT4])
-    if tied and (precision == "float32" or (widened(known) if precision == "int8" else known) == EIGHT):
+    if tied and (precision == "float32" or (widened(known) if precision == "int8" else known) == BITS[INT8]):
         table = 0
     places = (config.max_positions if config.position == "learned" else 0) + config.segments
     norms = 8 * config.depth * padded(config.width) * FLOAT
@@ -78,7 +77,7 @@ def workspace_bytes(config: ModelConfig, largest: Largest, threads: int, generat
 
 def widened(bits: float) -> float:
     """Of a weight that int4 packs in so many bits, in int8."""
-    return {BITS[INT4]: EIGHT, BITS[INT4_SHIFTED]: BITS[INT8_SHIFTED]}.get(bits, bits)
+    return {BITS[INT4]: BITS[INT8], BITS[INT4_SHIFTED]: BITS[INT8_SHIFTED]}.get(bits, bits)
 
 
 def _token_bytes(config: ModelConfig, precision: Precision) -> int:
@@ -104,8 +103,10 @@ def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: B
     """Of the products of all layers, and of the output matrix."""
 
     def linear(names: Iterable[str], inputs: int, outputs: int) -> int:
-        kinds = {bits.get(name, EIGHT) for name in names}
-        each = EIGHT if EIGHT in kinds else max(kinds)  # a shifted format holds those of fewer bits; INT8 rounds any
+        kinds = {bits.get(name, BITS[INT8]) for name in names}
+        each = (
+            BITS[INT8] if BITS[INT8] in kinds else max(kinds)
+        )  # a shifted format holds those of fewer bits; INT8 rounds any
         each = BITS[FLOAT32] if precision == "float32" else widened(each) if precision == "int8" else each
         rows = padded(outputs, COLUMNS)
         return int(rows * padded(inputs) * each / 8) + rows * FLOAT

@@ -104,10 +104,6 @@ class NativeExecutor:
         states = torch.empty(self._config.depth, len(rows.tokens), self._width)
         return self._step(rows, states.data_ptr()), states
 
-    def states(self, rows: Rows) -> Tensor:
-        """What each layer makes of each row, [depth, T, W]; all rows must be wanted."""
-        return self.step_with_states(rows)[1]
-
     def _step(self, rows: Rows, states: int) -> Tensor:
         """`states` is the address of what `step_with_states` returns; 0: nothing is written."""
         count, wanted = len(rows.tokens), len(rows.wanted)

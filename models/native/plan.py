@@ -139,7 +139,7 @@ class Packed:
 
         count = len(addresses) // COLUMNS
         bounds = [count * thread // self.threads for thread in range(self.threads + 1)]
-        return out, all([*self.pool.map(share, bounds[:-1], bounds[1:])])  # nobody writes any more
+        return out, all([*self.pool.map(share, bounds[:-1], bounds[1:])])  # waits for all threads
 
     def _bias(self, modules: list[nn.Linear], gated: bool, outputs: int) -> int:
         if modules[0].bias is None:

@@ -132,9 +132,10 @@ class Tokenizer:
     @property
     def ends(self) -> tuple[list[int], list[int]]:
         """The special tokens before and after a text."""
-        empty = self.encode("").ids
-        middle = -(-len(empty) // 2)
-        return empty[:middle], empty[middle:]
+        plain, whole = self.encode("a", special=False).ids, self.encode("a").ids
+        starts = range(len(whole) - len(plain) + 1)
+        start = next((start for start in starts if whole[start : start + len(plain)] == plain), 0)
+        return whole[:start], whole[start + len(plain) :]
 
     def encode(self, text: str, *, special: bool = True, untrusted: bool = False) -> Encoding:
         """`special` adds the tokens that the model wants round a text; `untrusted` keeps control tokens that the text

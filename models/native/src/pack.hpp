@@ -165,7 +165,7 @@ inline bool pack_narrow(Source rows, int outputs, int inputs, int k, int format,
                 if (format == INT8) s.scale = scale_of_8(w, found);
                 else if (format == INT4) s.scale = scale_of_4(w);
                 else s = shift_of(w, format == INT4_SHIFTED ? 15 : 31);
-                if (s.scale != s.scale && format != INT8) return false;  // INT8 says by it that its result is no number
+                if (s.scale != s.scale && format != INT8) return false;  // in INT8 a scale that is NaN makes the output NaN
                 if (only_found && !found) return false;
                 put(w, s, format, c, out);
             }
