@@ -104,9 +104,8 @@ def _packed_bytes(config: ModelConfig, precision: Precision, tied: bool, bits: B
 
     def linear(names: Iterable[str], inputs: int, outputs: int) -> int:
         kinds = {bits.get(name, BITS[INT8]) for name in names}
-        each = (
-            BITS[INT8] if BITS[INT8] in kinds else max(kinds)
-        )  # a shifted format holds those of fewer bits; INT8 rounds any
+        # A shifted format holds those of fewer bits; INT8 rounds any.
+        each = BITS[INT8] if BITS[INT8] in kinds else max(kinds)
         each = BITS[FLOAT32] if precision == "float32" else widened(each) if precision == "int8" else each
         rows = padded(outputs, COLUMNS)
         return int(rows * padded(inputs) * each / 8) + rows * FLOAT
