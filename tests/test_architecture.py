@@ -66,7 +66,7 @@ GET_PREFIXES = {
 BROAD_EXCEPTS = {
     "models/tokenizer/panics.py": "the tokenizers library panics, which is no Exception",
     "models/tokenizer/vocabulary.py": "the tokenizers library raises bare Exception for bad data, nothing narrower",
-    "service/engine/outcome.py": "the engine loop fails the requests of a broken step and goes on",
+    "service/outcome.py": "whatever a thread is given to do may fail, and the thread goes on",
 }
 FAMILY_WORDS = {
     "models/checkpoint/answers.py": "sentence_bert_config.json is what a file of an embedding checkpoint is called",
