@@ -57,6 +57,11 @@ def test_a_tokenizer_on_which_the_library_panics_is_refused(panicking: Path) -> 
         Tokenizer.from_folder(panicking)
 
 
+def test_one_that_a_replica_tells_of_is_refused_too(panicking: Path) -> None:
+    with pytest.raises(CheckpointError, match="the tokenizers library fails on the tokenizer: "):
+        Tokenizer.of((panicking / "tokenizer.json").read_text("utf-8"), *[""] * 5)
+
+
 class Panicking:
     """A backend that panics on every text."""
 

@@ -122,7 +122,7 @@ class Tokenizer:
     @classmethod
     def of(cls, backend: str, *roles: str) -> "Tokenizer":
         """What has these `parts`."""
-        return cls(Vocabulary(tokenizers.Tokenizer.from_str(backend), *roles))
+        return followed(lambda: cls(Vocabulary(tokenizers.Tokenizer.from_str(backend), *roles)), refused())
 
     def saying(self, tags: frozenset[str]) -> "Tokenizer":
         """The same, for which `tags` are text, even where the vocabulary has them as control tokens."""

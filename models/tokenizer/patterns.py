@@ -13,7 +13,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from models.errors import CheckpointError
-from models.tokenizer.panics import followed
+from models.tokenizer.panics import followed, refused
 
 TRIED = tuple(f"{character * 48}{end}" for character in ("a", "A", "0", " ", "\n", ".", "é") for end in ("", "!", "z"))
 MOST_GROWTH = 256  # characters that a character may become
@@ -26,6 +26,7 @@ def refuse_runaway(backend: Tokenizer) -> None:
         grown *= _growth(step)
         if grown > MOST_GROWTH:
             raise CheckpointError(f"its normalizer makes more than {MOST_GROWTH} characters of one")
+    followed(lambda: backend.encode(""), refused())  # what it panics on even then is no pattern
     for text in TRIED:
         astray = CheckpointError(f"a pattern of its tokenizer goes astray on a text as short as {text!r}")
         followed(lambda text=text: backend.encode(text), lambda _, astray=astray: astray)  # type: ignore[misc]
