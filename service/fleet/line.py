@@ -132,12 +132,7 @@ class Line:
                 await self._hear(reader)
             except (OSError, TimeoutError, asyncio.IncompleteReadError, FrameError) as error:
                 log.warning("replica %s at %s:%d: %s", self.name, *self.address, error or type(error).__name__)
-            except (
-                KeyError,
-                TypeError,
-                ValueError,
-                ModelError,
-            ) as error:  # of another version, perhaps: it may be replaced
+            except (KeyError, TypeError, ValueError, ModelError) as error:  # of another version: it may be replaced
                 log.error("replica %s at %s:%d says what is not known here: %r", self.name, *self.address, error)
             finally:
                 self._hang_up()
