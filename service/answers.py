@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from service.entities import Entity, Tagging, entities, merged
 from service.errors import Overloaded, PolyheadError, StepFailed
 from service.inputs import Read, Reading
 from service.model import Model
+from service.outcome import on_thread
 from service.request import Done, Encode, Encoded, Failed, Filled, Table
 from service.spans import Answer, Window, answers
 from service.transcript import EventSource, Submit, Usage
@@ -177,12 +179,12 @@ async def reply(model: Model, asked: Reading, read: Read, events: Sequence[tuple
             return States(rows, usage)
         case Filled():
             filled = [event for event, _ in events if isinstance(event, Filled)]
-            return Guessed(await asyncio.to_thread(words, model, read, filled[0]), usage)
+            return Guessed(await on_thread(partial(words, model, read, filled[0])), usage)
         case Table():
             tables = [np.asarray(event.scores) for event, _ in events if isinstance(event, Table)]
             if model.task == "span":
-                return Found(await asyncio.to_thread(spans, asked, read, tables), usage)
-            return Tagged(await asyncio.to_thread(tagged, model, asked, read, tables), usage)
+                return Found(await on_thread(partial(spans, asked, read, tables)), usage)
+            return Tagged(await on_thread(partial(tagged, model, asked, read, tables)), usage)
 
 
 def added(orders: Sequence[Sequence[float]], asked: Reading) -> list[float]:

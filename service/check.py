@@ -6,6 +6,7 @@ the other in one budget, so that what it says fits is what will be loaded.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from models import checkpoint
 from models.checkpoint.beside import Trunk
@@ -14,9 +15,10 @@ from models.checkpoint.reach import ANYWHERE
 from models.errors import ModelError, UnsupportedError
 from service.budget import MIB, Budget, Need, Sized, least, limit_of, mib, need_beside, sized
 from service.drafts import drafting_for
-from service.errors import NoRoom
+from service.errors import NoRoom, PolyheadError
 from service.fidelity import with_known_cost
 from service.names import is_name, trunk_of
+from service.outcome import attempt, result
 from service.place import placed
 from service.settings import Settings
 
@@ -53,10 +55,11 @@ def checked(settings: Settings) -> Checked:
             if trunk_of(name):
                 adapters.append(beside(name, described, settings))
             else:
-                what = with_known_cost(checkpoint.describe(settings.models[name]), settings)
+                what = result(attempt(partial(checkpoint.describe, settings.models[name])))
+                what = with_known_cost(what, settings)
                 models.append(sized(name, what, drafting_for(name, what, settings), settings.tensor_parallel))
                 described[name] = what
-        except ModelError as error:
+        except (ModelError, PolyheadError) as error:
             refused.append(f"{name}: {error}")
     if not models:
         return Checked("", tuple(refused), fits=False)

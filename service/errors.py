@@ -169,7 +169,7 @@ def outward(text: str, *folders: str) -> str:
     return PLACE.sub(lambda found: found["name"], ADDRESS.sub("its address", text))
 
 
-def sentence(error: Exception) -> str:
+def sentence(error: BaseException) -> str:
     """The first line of what went wrong; libraries add hints and stacks below it."""
     return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 

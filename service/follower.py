@@ -25,7 +25,6 @@ from models import checkpoint
 from models.checkpoint import Checkpoint
 from models.checkpoint.description import Description
 from models.checkpoint.reach import Reach
-from models.errors import ModelError
 from models.graphs import InPlace
 from models.heads import LanguageHead
 from models.parallel import Ask, Asked, Follower, Group, Share, shard
@@ -33,6 +32,7 @@ from models.parallel.group import LOOPBACK
 from models.parallel.messages import pairs, unpacked
 from models.varlen import found
 from service import logs
+from service.outcome import Failure, attempt
 
 LAUNCHED = "env://"
 
@@ -103,7 +103,7 @@ class Following:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._reading = ThreadPoolExecutor(1)
-        self._coming: dict[int, Future[Follower]] = {}
+        self._coming: dict[int, Future[Follower | Failure]] = {}
         self._there: dict[int, Follower] = {}
 
     def next(self) -> None:
@@ -111,7 +111,7 @@ class Following:
         ask, number, *words = self._group.hear()
         match ask:
             case Ask.LOAD:
-                self._coming[number] = self._reading.submit(joined, Asked.of(words), self._group)
+                self._coming[number] = self._reading.submit(attempt, partial(joined, Asked.of(words), self._group))
             case Ask.READY:
                 self._group.confirm(self._ready(number))
             case Ask.STEP:
@@ -124,11 +124,11 @@ class Following:
 
     def _ready(self, number: int) -> bool:
         """Whether it was read: if not, the leader says so, and this process goes on with the others."""
-        try:
-            self._there[number] = self._coming.pop(number).result()
-        except (ModelError, RuntimeError, MemoryError, OSError) as error:
-            log.error("rank %d cannot read its share: %s", self._group.share.rank, error)
+        outcome = self._coming.pop(number).result()
+        if isinstance(outcome, Failure):
+            log.error("rank %d cannot read its share: %s", self._group.share.rank, outcome.error)
             return False
+        self._there[number] = outcome
         return True
 
 

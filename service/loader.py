@@ -4,12 +4,10 @@ Knows no names that clients use.  The one idea: what can be refused is refused f
 own; only then the engine's thread reads, letting the models that are ready have a turn every few milliseconds.
 """
 
-import asyncio
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar, cast
@@ -33,7 +31,6 @@ from service.engine.drafting import Drafter
 from service.engine.encoder import Encoder
 from service.engine.engine import Engine
 from service.engine.generator import Generator
-from service.engine.outcome import Failure, attempt, settle
 from service.engine.reading import Head
 from service.engine.speculation import Speculation
 from service.engine.worker import Worker
@@ -42,6 +39,7 @@ from service.executors import executor_of, kernel_for, prepare, sampler_of
 from service.fidelity import SelfTest, describe_cost, is_tested, prefer_float32, with_known_cost
 from service.model import Model
 from service.model_card import adapted, model_of
+from service.outcome import aside
 from service.place import Place, placed, unable
 from service.ranks import Part, Ranks, refuse_adapter
 from service.request import Task
@@ -361,20 +359,3 @@ def apart(reason: str, place: Place) -> str:
     if place.threads == place.torch_threads:
         return told
     return f"{told}; it has {place.torch_threads} thread, and with --executor torch, for all models, {place.threads}"
-
-
-async def aside(function: Callable[[], T]) -> T:
-    """What `function` returns or raises, on a thread of its own that nobody waits for when the process ends."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[object] = loop.create_future()
-
-    def run() -> None:
-        outcome = attempt(function)
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear of it
-            loop.call_soon_threadsafe(settle, future, outcome)
-
-    threading.Thread(target=run, name="describe", daemon=True).start()
-    outcome = await future
-    if isinstance(outcome, Failure):
-        raise outcome.error
-    return cast(T, outcome)

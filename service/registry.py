@@ -30,6 +30,7 @@ from service.loader import Beside, Described, Executed, Loader, Served
 from service.model import Known, Model, State, concerning
 from service.names import NAME, is_name, trunk_of
 from service.offer import Offer
+from service.outcome import crash
 from service.request import Explain, Request, Task
 from service.settings import Settings, SettingsError
 from service.watching import Watching
@@ -377,9 +378,11 @@ def refuse_name(name: str, param: str) -> None:
 
 
 async def outcome_of(work: Coroutine[Any, Any, None]) -> BaseException | None:
-    """What it raised."""
+    """What it raised: an Exception, or what ends this task or the process."""
     outcomes: Sequence[BaseException | None] = await asyncio.gather(work, return_exceptions=True)
-    return outcomes[0]
+    outcome = outcomes[0]
+    ends = isinstance(outcome, Exception | asyncio.CancelledError | KeyboardInterrupt | SystemExit)
+    return outcome if outcome is None or ends else crash(outcome)
 
 
 def complain(what: str, error: Exception) -> None:

@@ -32,6 +32,7 @@ from service.fleet.frames import LEFT_S
 from service.fleet.ingress import assemble
 from service.fleet.line import Address
 from service.fleet.parts import parts, with_threads
+from service.outcome import on_thread
 from service.process import GRACE, Clock, Process, bound, share_the_interpreter
 from service.settings import LIBRARY_DEFAULTS, Settings, SettingsError, read
 from service.upkeep import age
@@ -160,7 +161,7 @@ async def found(fleet: Fleet, deployed: Mapping[str, Deployed]) -> None:
     while True:
         await asyncio.sleep(STATUS_S)
         with suppress(RayError):  # whoever knows is being started again
-            apps = (await asyncio.to_thread(ray_serve.status)).applications
+            apps = (await on_thread(ray_serve.status)).applications
             for name, one in deployed.items():
                 status = apps[one.app].deployments.get(name) if one.app in apps else None
                 if status is not None:

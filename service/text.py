@@ -16,14 +16,15 @@ from typing import TypeVar
 
 from models.chat.functions import weight
 from models.errors import EncodingError, TemplateError
-from models.tokenizer import Encoding
-from service.errors import BadRequest, EmptyInput, Expired, TooLong, TooMany
+from models.tokenizer import Encoding, TokenizerError
+from service.errors import BadRequest, EmptyInput, Expired, PolyheadError, TooLong, TooMany
 from service.grammar import Grammar, Thinking
 from service.guide import Guide
 from service.guides import Guides
 from service.inputs import Input, Read, Reading, read_inputs
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
+from service.outcome import attempt, on_thread
 from service.prompts import Chat, Continuation, Prompt, encoded_chat, read_prompts, rendered, thinking_left
 from service.request import UNCONDITIONAL, Generate, Task, Terms
 from service.trial import PROCESSES
@@ -77,7 +78,7 @@ class Text:
     def expect(self, model: Model) -> None:
         """Its answers may be asked for in a form: what all forms need is made meanwhile."""
         if model.task == "generate":
-            self._grammars.submit(self._guides.expect, model)
+            self._grammars.submit(attempt, lambda: self._guides.expect(model))
 
     async def check(self, model: Model, grammars: Sequence[Grammar], deadline: float) -> None:
         """Raises what is wrong with the first one that cannot be compiled."""
@@ -158,6 +159,8 @@ class Text:
             return await on(pool, job.deadline, function, "the text was being made tokens")
         except (EncodingError, TemplateError) as error:
             raise BadRequest(f"{job.field}: {error}", param=job.field) from None
+        except TokenizerError as error:
+            raise PolyheadError(f"{job.field}: {error}", param=job.field) from None
         finally:
             self._tokenised(model.name, model.task, time.perf_counter() - began)
 
@@ -166,7 +169,7 @@ async def on(pool: Executor, deadline: float, function: Callable[[], T], meanwhi
     """What `function` returns or raises.  At the deadline nobody waits for it any longer, though a thread may."""
     try:
         async with asyncio.timeout(None if deadline == math.inf else deadline - time.perf_counter()):
-            return await asyncio.get_running_loop().run_in_executor(pool, function)
+            return await on_thread(function, pool)
     except TimeoutError:
         raise Expired(f"the deadline has passed while {meanwhile}") from None
 

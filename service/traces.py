@@ -10,15 +10,16 @@ the log says so.  Nothing else of OpenTelemetry's is in use: FastAPI's own telem
 on and which would send exceptions with what they quote, is off.
 """
 
-import asyncio
 import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from starlette.datastructures import Headers
 
 from service.api.record import Record, Stage, Trace, Work
+from service.outcome import on_thread
 from service.settings import Settings, SettingsError
 from service.version import VERSION
 
@@ -69,7 +70,7 @@ class Spans:
         # By a thread that may be left behind: the library waits longer for a collector that doesn't answer.
         closing = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
         closing.start()
-        await asyncio.to_thread(closing.join, PATIENCE_S)
+        await on_thread(partial(closing.join, PATIENCE_S))
         if closing.is_alive():
             log.warning("the last traces are left behind: the collector did not take them in %g s", PATIENCE_S)
 

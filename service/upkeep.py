@@ -11,6 +11,8 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
+from service.outcome import on_thread
+
 STATM = Path("/proc/self/statm")
 STAT, UPTIME = Path("/proc/self/stat"), Path("/proc/uptime")
 SLACK = 64 << 20  # bytes that a process may grow by before what is free in it is given back
@@ -47,7 +49,7 @@ async def keep_low() -> None:
     while True:
         await asyncio.sleep(GLANCE_S)
         if resident_memory() > floor + SLACK:
-            await asyncio.to_thread(trim)  # it takes some milliseconds, without the interpreter's lock
+            await on_thread(trim)  # it takes some milliseconds, without the interpreter's lock
             floor = resident_memory()
         floor = min(floor, resident_memory())
 

@@ -30,6 +30,7 @@ from service.errors import Conflict, NoRoom
 from service.explaining import MOST_FLOWING, MOST_WEIGHTS
 from service.loader import Loader, breathing
 from service.model import Model
+from service.outcome import aside
 from service.settings import Settings
 
 PIECE = 64  # tokens of an explanation that are computed at a time, before others have a turn
@@ -85,7 +86,7 @@ class Watching:
     async def _read(self, model: Model, source: str) -> None:
         began = time.perf_counter()
         try:
-            what = await asyncio.to_thread(checkpoint.describe, source, self._reach)
+            what = await aside(lambda: checkpoint.describe(source, self._reach))
             need = await self._room(sized(model.name, what))
             worker = await self._loaded(model, what, need)
         except ModelError as error:

@@ -251,6 +251,19 @@ def nested(values: dict[str, Any]) -> None:
         values["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [values["pre_tokenizer"]]}
 
 
+def panicking_normalizer(values: dict[str, Any]) -> None:
+    """The tokenizers library panics while it reads it."""
+    values["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": "AAAAgP////8AAAAA"}
+
+
+def panicking_template(values: dict[str, Any]) -> None:
+    """The tokenizers library panics on every text: the template names a special token that is not listed."""
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    single = [{"SpecialToken": {"id": "[NOPE]", "type_id": 0}}, text]
+    pair = [text, {"Sequence": {"id": "B", "type_id": 1}}]
+    values["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": {}}
+
+
 def of_json(file: str, content: bytes) -> Callable[[Path], None]:
     return lambda folder: (folder / file).write_bytes(content) and None
 
@@ -338,6 +351,8 @@ FOLDERS: dict[str, Callable[[Path], object]] = {
     "a pattern that goes astray": patterned("(a+)+$"),
     "a pattern that goes astray on digits": patterned("([0-9]|[0-9][0-9])*$"),
     "a normalizer that multiplies": lambda folder: vocabulary(folder, multiplying),
+    "a normalizer that panics": lambda folder: vocabulary(folder, panicking_normalizer),
+    "a template that panics": lambda folder: vocabulary(folder, panicking_template),
     "ids up to 2^32": lambda folder: vocabulary(folder, numbered),
     "steps inside steps": lambda folder: vocabulary(folder, nested),
     "a base that is linked up": adapted(f"../{OUTSIDE}"),

@@ -64,9 +64,9 @@ GET_PREFIXES = {
     "service/settings.py:get_field_value": "pydantic-settings asks for a method of this name",
 }
 BROAD_EXCEPTS = {
-    "models/tokenizer/patterns.py": "the tokenizers library panics where a pattern goes astray, which is no Exception",
+    "models/tokenizer/panics.py": "the tokenizers library panics, which is no Exception",
     "models/tokenizer/vocabulary.py": "the tokenizers library raises bare Exception for bad data, nothing narrower",
-    "service/engine/outcome.py": "the engine loop fails the requests of a broken step and goes on",
+    "service/outcome.py": "whatever a thread is given to do may fail, and the thread goes on",
 }
 FAMILY_WORDS = {
     "models/checkpoint/answers.py": "sentence_bert_config.json is what a file of an embedding checkpoint is called",

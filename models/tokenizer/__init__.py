@@ -16,11 +16,12 @@ import tokenizers
 
 from models.errors import CheckpointError, EncodingError
 from models.tokenizer import folder, gguf, patterns
+from models.tokenizer.panics import TokenizerError, failed, followed, refused
 from models.tokenizer.quoting import MARK, Quoting
 from models.tokenizer.spelling import Spelling, TokenStream
 from models.tokenizer.vocabulary import Vocabulary
 
-__all__ = ["Encoding", "TokenStream", "Tokenizer", "well_formed"]
+__all__ = ["Encoding", "TokenStream", "Tokenizer", "TokenizerError", "well_formed"]
 
 Text = str | tuple[str, str]
 T = TypeVar("T")
@@ -104,12 +105,13 @@ class Tokenizer:
     @classmethod
     def from_folder(cls, path: Path) -> "Tokenizer":
         """The tokenizer of a checkpoint folder; CheckpointError names the file at fault."""
-        return cls(folder.read(path))
+        file = path / "tokenizer.json"
+        return followed(lambda: cls(folder.read(path)), refused(str(file if file.is_file() else path)))
 
     @classmethod
     def from_gguf(cls, fields: Mapping[str, Any]) -> "Tokenizer":
         """The tokenizer in a GGUF file's metadata; CheckpointError names the field at fault."""
-        return cls(gguf.read(fields))
+        return followed(lambda: cls(gguf.read(fields)), refused())
 
     @property
     def parts(self) -> tuple[str, ...]:
@@ -120,7 +122,7 @@ class Tokenizer:
     @classmethod
     def of(cls, backend: str, *roles: str) -> "Tokenizer":
         """What has these `parts`."""
-        return cls(Vocabulary(tokenizers.Tokenizer.from_str(backend), *roles))
+        return followed(lambda: cls(Vocabulary(tokenizers.Tokenizer.from_str(backend), *roles)), refused())
 
     def saying(self, tags: frozenset[str]) -> "Tokenizer":
         """The same, for which `tags` are text, even where the vocabulary has them as control tokens."""
@@ -139,7 +141,8 @@ class Tokenizer:
 
     def encode(self, text: str, *, special: bool = True, untrusted: bool = False) -> Encoding:
         """`special` adds the tokens that the model wants round a text; `untrusted` keeps control tokens that the text
-        spells from becoming any.  EncodingError for text with lone surrogates."""
+        spells from becoming any.  EncodingError for text with lone surrogates, TokenizerError where the library
+        fails."""
         return self.encode_batch([text], special=special, untrusted=untrusted)[0]
 
     def encode_batch(
@@ -149,11 +152,14 @@ class Tokenizer:
 
         Other threads run meanwhile, as they do not while the library encodes a single text by its other method.
         """
-        backend = self._literal if untrusted else self._backend
-        encode = backend.encode_batch if offsets else backend.encode_batch_fast
-        astray = EncodingError("the checkpoint's tokenizer goes astray on this text")
+
+        def run() -> list[tokenizers.Encoding]:
+            backend = self._literal if untrusted else self._backend
+            encode = backend.encode_batch if offsets else backend.encode_batch_fast
+            return encode(list(texts), add_special_tokens=special)
+
         try:
-            encoded = patterns.followed(lambda: encode(list(texts), add_special_tokens=special), astray)
+            encoded = followed(run, failed)
         except (TypeError, UnicodeError):
             check_well_formed(texts)
             raise
@@ -195,7 +201,7 @@ class Tokenizer:
     def joined(self, pieces: Sequence[str]) -> str:
         """The text of tokens as they are spelled in the vocabulary, which may be of none."""
         decoder = self._backend.decoder
-        return " ".join(pieces) if decoder is None else str(decoder.decode(list(pieces)))
+        return " ".join(pieces) if decoder is None else followed(lambda: str(decoder.decode(list(pieces))), failed)
 
     def find(self, piece: str) -> int | None:
         """The id of the token spelled so in the vocabulary, if there is one."""

@@ -7,17 +7,16 @@ texts is refused before it is served, and so is what makes long texts of short o
 
 import base64
 import json
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from typing import Any
 
 from tokenizers import Tokenizer
 
-from models.errors import CheckpointError, ModelError
+from models.errors import CheckpointError
+from models.tokenizer.panics import followed, refused
 
-T = TypeVar("T")
 TRIED = tuple(f"{character * 48}{end}" for character in ("a", "A", "0", " ", "\n", ".", "é") for end in ("", "!", "z"))
 MOST_GROWTH = 256  # characters that a character may become
-PANIC = "PanicException"  # the library makes its own, which has no name to import
 
 
 def refuse_runaway(backend: Tokenizer) -> None:
@@ -27,19 +26,10 @@ def refuse_runaway(backend: Tokenizer) -> None:
         grown *= _growth(step)
         if grown > MOST_GROWTH:
             raise CheckpointError(f"its normalizer makes more than {MOST_GROWTH} characters of one")
+    followed(lambda: backend.encode(""), refused())  # what it panics on even then is no pattern
     for text in TRIED:
         astray = CheckpointError(f"a pattern of its tokenizer goes astray on a text as short as {text!r}")
-        followed(lambda text=text: backend.encode(text), astray)  # type: ignore[misc]
-
-
-def followed(encode: Callable[[], T], astray: ModelError) -> T:
-    """What `encode` returns; raises `astray` where the library panics, which is no Exception."""
-    try:
-        return encode()
-    except BaseException as problem:
-        if type(problem).__name__ == PANIC:
-            raise astray from None
-        raise
+        followed(lambda text=text: backend.encode(text), lambda _, astray=astray: astray)  # type: ignore[misc]
 
 
 def _steps(normalizer: Any) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders
 
 from models.errors import UnsupportedError
+from models.tokenizer.panics import failed, followed
 
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _LOST = re.compile("[\udc80-\udcff]")  # what the error handler "surrogateescape" makes of a byte that is no text
@@ -100,7 +101,8 @@ class Spelling:
         if self._decoder is None:
             return piece.encode() if first else b" " + piece.encode()
         # Any piece may stand before: what follows it does not depend on which.
-        text = self._decoder.decode([piece]) if first else self._decoder.decode(["a", piece])[1:]
+        decoder = self._decoder
+        text = followed(lambda: decoder.decode([piece]) if first else decoder.decode(["a", piece])[1:], failed)
         return text.encode()
 
 

@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from models.errors import CheckpointError
+from models.errors import CheckpointError, ModelError
+from models.tokenizer.panics import followed, refused
 
 SPACE = "\u2581"  # how SentencePiece spells a space
 CLOSE = "</w>"  # how merges over words spell that one ends
@@ -99,7 +100,9 @@ SPLITS: dict[str, Split] = {
 def built(make: Callable[[], T], file: str = "") -> T:
     """What `make` makes of a checkpoint's data; CheckpointError naming `file` if the data is not fit for it."""
     try:
-        return make()
+        return followed(make, refused(file))
+    except ModelError:
+        raise
     except Exception as problem:  # the tokenizers library raises bare Exception, nothing narrower, for bad data
         raise CheckpointError(f"is no usable vocabulary: {problem}", file=file) from problem
 

@@ -6,16 +6,17 @@ else is answered; so the values are counted before any is made.  And what a pars
 request that its sender never hears of: so a key that comes twice and a number that doesn't fit are refused, too.
 """
 
-import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
 
 from service.errors import BadRequest, ClientGone
+from service.outcome import on_thread
 
 MOST_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
 DEEPEST = 64  # lists and objects in one another
@@ -45,7 +46,7 @@ async def received(request: Request) -> bytearray:
 
 async def value_of(body: Bytes) -> Any:
     """The JSON value in `body`.  Raises BadRequest."""
-    return read(body) if len(body) <= SLICE else await asyncio.to_thread(read, body)
+    return read(body) if len(body) <= SLICE else await on_thread(partial(read, body))
 
 
 def read(body: Bytes, what: str = "the body") -> Any:

@@ -5,10 +5,10 @@ Its wire objects are `oip_wire`, its answers `oip_write`, tensors `oip_tensors`;
 `oip_repository`.
 """
 
-import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
+from functools import partial
 from operator import attrgetter
 from typing import Any, get_args
 
@@ -36,6 +36,7 @@ from service.api.reading import MANY, every, read
 from service.api.stream import EventStream, JsonResponse, answer, events
 from service.errors import NotFound
 from service.model import Model
+from service.outcome import on_thread
 from service.request import Task
 from service.transcript import whole
 
@@ -92,7 +93,7 @@ async def infer(request: Request) -> Response:
         replies = await replied(request, wire, model, rest)
         if len(replies) < MANY:
             return sent(write(wire, model, replies))
-        return sent(await asyncio.to_thread(write, wire, model, replies))
+        return sent(await on_thread(partial(write, wire, model, replies)))
 
     return await answer(request, work())
 

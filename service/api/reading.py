@@ -4,7 +4,6 @@ Knows no dialect's words.  The one idea: a dialect says what one text's answer l
 who reads it as it comes (`Accept: application/x-ndjson`) gets the former, one line each, `{"index": 0, "result": ...}`.
 """
 
-import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
@@ -20,6 +19,7 @@ from service.api.stream import JsonResponse, LineStream, events, line
 from service.errors import PolyheadError
 from service.inputs import Reading
 from service.model import Model
+from service.outcome import on_thread
 
 Replies = AsyncGenerator[Reply | PolyheadError, None]
 MANY = 64  # answers that are written off the event loop
@@ -83,7 +83,7 @@ async def spelled(count: int, content: Callable[[], Any]) -> Response:
     """As JSON; the vectors of many texts are millions of numbers, and not written on the event loop."""
     if count < MANY:
         return JsonResponse(content())
-    return await asyncio.to_thread(lambda: JsonResponse(content()))
+    return await on_thread(lambda: JsonResponse(content()))
 
 
 def all_of(known: list[Reply | PolyheadError], writing: Writing) -> Any:

@@ -8,6 +8,7 @@ import asyncio
 import hmac
 import logging
 from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Literal
@@ -15,6 +16,7 @@ from typing import Literal
 from service import keys as files
 from service.errors import Forbidden, Unauthorized
 from service.keys import CLIENT, NOBODY, Key, Scope, digest_of
+from service.outcome import on_thread
 from service.settings import Settings, SettingsError
 
 Access = Scope | Literal["public"]
@@ -204,7 +206,7 @@ async def follow(keys: Keys) -> None:
             continue
         keys.seen = now
         try:
-            keys.replace(await asyncio.to_thread(files.read, keys.path))
+            keys.replace(await on_thread(partial(files.read, keys.path)))
         except SettingsError as error:
             log.error("the keys stay as they were: %s", error)
         else:

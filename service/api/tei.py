@@ -4,7 +4,6 @@ Its wire objects and what they ask are `tei_wire`, its answers `tei_write`; here
 name no model: they go to /models/{name}/..., or to the root when exactly one served model fits.
 """
 
-import asyncio
 from collections.abc import Callable, Collection, Coroutine
 from typing import Any, TypeVar, get_args
 
@@ -45,6 +44,7 @@ from service.api.tei_write import (
     write_tokenize,
 )
 from service.model import Model
+from service.outcome import on_thread
 from service.request import Task
 from service.similarity import cosines
 
@@ -141,7 +141,7 @@ async def tokenized(request: Request, wire: TokenizeRequest) -> Response:
     with visit(request).tokenising():
         encodings = await server(request).text.tokens(model, texts, special=special, deadline=deadline)
     # a long text has as many entries as tokens: not on the event loop
-    return await asyncio.to_thread(lambda: JsonResponse(write_tokenize(texts, encodings)))
+    return await on_thread(lambda: JsonResponse(write_tokenize(texts, encodings)))
 
 
 @posted("/decode", DecodeRequest, "Tokens as texts.")

@@ -4,7 +4,6 @@ Its POST /tokenize has the address of text-embeddings-inference's (`tei`), and e
 elsewhere.  The one idea: a conversation is read as if it were to be answered, so what is shown is what would be.
 """
 
-import asyncio
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Request
@@ -15,6 +14,7 @@ from service.api.dialect import MOST_IDS, TokenId, Wire, about, at_most, body, p
 from service.api.openai_wire import ChatRequest, read_chat
 from service.api.stream import JsonResponse, answer
 from service.model import Model
+from service.outcome import on_thread
 from service.prompts import Chat
 from service.request import Task
 from service.tools import fitted
@@ -61,7 +61,7 @@ async def tokenized(request: Request, wire: Prompted) -> Response:
     with visit(request).tokenising():
         _, ids = await prompted(request, model, wire)
     # a long text has as many entries as tokens: not on the event loop
-    return await asyncio.to_thread(lambda: JsonResponse(write_tokens(model, wire, ids)))
+    return await on_thread(lambda: JsonResponse(write_tokens(model, wire, ids)))
 
 
 async def prompted(request: Request, model: Model, wire: Prompted) -> tuple[str, list[int]]:
@@ -108,4 +108,4 @@ async def templated(request: Request, wire: ConversationRequest) -> Response:
     model = about(request, permitted(request).resolve(wire.model, ["generate"]))
     with visit(request).tokenising():
         text, ids = await prompted(request, model, wire)
-    return await asyncio.to_thread(lambda: JsonResponse({"prompt": text, **write_tokens(model, wire, ids)}))
+    return await on_thread(lambda: JsonResponse({"prompt": text, **write_tokens(model, wire, ids)}))

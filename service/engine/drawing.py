@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from service.engine.scheduler import Sequence as Queued
 from service.engine.shaping import shape
 from service.engine.talk import Talk
 from service.errors import PolyheadError
+from service.outcome import Failure, attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,12 +140,14 @@ def masks(talks: Sequence[Talk], words: int) -> Masks:
     for talk in talks:
         assert talk.walk is not None
         row = len(made.row_of)
-        try:
-            if talk.walk.fill(made.words[row]):
-                made.row_of[talk] = row
-        except PolyheadError as error:
+        filled = attempt(partial(talk.walk.fill, made.words[row]))
+        if isinstance(filled, Failure):
+            if not isinstance(filled.error, PolyheadError):  # a fault of ours: the step fails
+                raise filled.error
             made.words[row] = 0
-            made.failed[talk] = error
+            made.failed[talk] = filled.error
+        elif filled:
+            made.row_of[talk] = row
     return made
 
 

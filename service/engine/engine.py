@@ -17,12 +17,12 @@ from typing import TypeVar, cast
 
 import torch
 
-from service.engine.outcome import Failure, attempt, settle
 from service.engine.pace import Pace
 from service.engine.stream import Lead, Link, Stream
 from service.engine.turns import Turns
 from service.engine.worker import Answer, Counts, Ended, Observer, Step, Worker
 from service.errors import PolyheadError, Stopped, Unavailable
+from service.outcome import Failure, attempt, on_thread, result, settle
 from service.request import Duty, Failed, Request
 
 __all__ = ["Engine", "Stream"]
@@ -110,12 +110,9 @@ class Engine:
         self._calls.add(future)
         self._send(lambda: self._post(partial(settle, future, attempt(function))))
         try:
-            outcome = await future
+            return result(cast(T | Failure, await future))
         finally:
             self._calls.discard(future)
-        if isinstance(outcome, Failure):
-            raise outcome.error
-        return cast(T, outcome)
 
     def breathe(self) -> None:
         """For long functions on the engine thread, such as a load: the others get a turn.  Stopped if it is to end."""
@@ -201,7 +198,7 @@ class Engine:
         self._wake.set()
         self._fail_all(Stopped("the server is shutting down", retry_after=1))
         if self._thread.is_alive():
-            await asyncio.to_thread(self._thread.join, JOIN_S)
+            await on_thread(partial(self._thread.join, JOIN_S))
 
     # On the event loop thread
 

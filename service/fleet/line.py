@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
+from models.errors import ModelError
 from service.fleet.frames import NONCE, VERSION, FrameError, frame, proof, read, unpacked
 from service.fleet.routing import Candidate
 from service.model import Model
@@ -131,7 +132,7 @@ class Line:
                 await self._hear(reader)
             except (OSError, TimeoutError, asyncio.IncompleteReadError, FrameError) as error:
                 log.warning("replica %s at %s:%d: %s", self.name, *self.address, error or type(error).__name__)
-            except (KeyError, TypeError, ValueError) as error:  # of another version, perhaps: it may be replaced
+            except (KeyError, TypeError, ValueError, ModelError) as error:  # of another version: it may be replaced
                 log.error("replica %s at %s:%d says what is not known here: %r", self.name, *self.address, error)
             finally:
                 self._hang_up()

@@ -5,9 +5,9 @@ page, with a collector registry of its own, so that two servers in one process d
 keys become labels only if they are known here, so that nobody can fill the page with names of their own.
 """
 
-import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Literal, Protocol
 
 from service.engine.worker import Ended, StepReport
@@ -15,6 +15,7 @@ from service.metrics.borrowed import vllm_names
 from service.metrics.declared import METRICS
 from service.metrics.series import Series
 from service.names import trunk_of
+from service.outcome import on_thread
 from service.request import Duty
 from service.version import VERSION
 
@@ -311,7 +312,7 @@ class Metrics:
         """The same, on a thread of its own, since the event loop has others to answer; gzipped if `packed`."""
         self._ask()
         page = self._series.packed if packed else self._series.page
-        return await asyncio.get_running_loop().run_in_executor(self._writer, page, accept)
+        return await on_thread(partial(page, accept), self._writer)
 
     def _ask(self) -> None:
         for ask in self._watched:

@@ -1,0 +1,81 @@
+"""What a function came to, carried from one thread to another.
+
+Knows no engine and no HTTP.  The one idea: whatever a thread is given to do may raise anything, a library's panic
+included, which is no Exception.  It is caught where it is raised, on that thread, and raised again, as an Exception,
+where somebody waits for it.  So the thread lives on and nobody waits for ever.
+"""
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from contextlib import suppress
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar, cast
+
+from service.errors import PolyheadError, sentence
+
+T = TypeVar("T")
+log = logging.getLogger("polyhead.outcome")
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a function raised, carried to another thread."""
+
+    error: Exception
+
+
+def attempt(function: Callable[[], T]) -> T | Failure:
+    """What `function` returns, or that it failed.  The one broad except: what a thread is given to do may fail, and the
+    thread goes on.  What ends the process, an interrupt of the main thread, is no failure."""
+    try:
+        return function()
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit) and threading.current_thread() is threading.main_thread():
+            raise
+        return Failure(error if isinstance(error, Exception) else crash(error))
+
+
+def crash(error: BaseException) -> PolyheadError:
+    """What is said of an error that is no Exception; its traceback goes to the log."""
+    log.critical("a thread raised what is no Exception: a library has failed", exc_info=error)
+    return PolyheadError(f"a library failed: {type(error).__name__}: {sentence(error)}")
+
+
+def result(outcome: T | Failure) -> T:
+    """What was returned; raises what was raised."""
+    if isinstance(outcome, Failure):
+        raise outcome.error
+    return outcome
+
+
+def settle(future: asyncio.Future[object], outcome: object) -> None:
+    if not future.done():
+        future.set_result(outcome)
+
+
+async def on_thread(function: Callable[[], T], pool: Executor | None = None) -> T:
+    """What `function` returns or raises, on a thread of `pool`, or of the event loop's own.
+
+    It has this task's context.
+    """
+    work = partial(attempt, partial(copy_context().run, function))
+    return result(await asyncio.get_running_loop().run_in_executor(pool, work))
+
+
+async def aside(function: Callable[[], T]) -> T:
+    """What `function` returns or raises, on a thread of its own that nobody waits for when the process ends."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[object] = loop.create_future()
+
+    def run() -> None:
+        outcome = attempt(function)
+        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear of it
+            loop.call_soon_threadsafe(settle, future, outcome)
+
+    threading.Thread(target=run, name="aside", daemon=True).start()
+    return result(cast(T | Failure, await future))
