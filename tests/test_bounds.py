@@ -28,7 +28,7 @@ BLOCKS = 8
 LEARNED = replace(GENERATORS["gpt2"], max_positions=40)
 EXECUTORS = [*runnable(), "torch"]
 HUGE = 2_000_000_000
-LISTS = ("tokens", "positions", "starts", "tables")
+LISTS = ("tokens", "positions", "starts", "tables", "segments")
 
 
 def made(name: str, config: ModelConfig) -> Executor:
@@ -277,6 +277,13 @@ def test_any_rows_are_answered_or_refused(name: str) -> None:
         assert refused > 200
 
 
+def fits(rows: Rows, like: Rows) -> bool:
+    """Whether its lists are as long as those of other rows, and its numbers are of 32 bits."""
+    lists = [rows.tokens, rows.positions, rows.wanted, rows.starts, rows.segments or [], *rows.tables]
+    right = all(len(getattr(rows, name) or ()) == len(getattr(like, name) or ()) for name in LISTS)
+    return right and max(number for each in lists for number in each) < 2**31
+
+
 def passed(executor: Executor, rows: Rows) -> None:
     """Answered, or refused by the compiled step."""
     try:
@@ -291,7 +298,5 @@ def test_the_compiled_step_answers_or_refuses_any_numbers(instructions: str) -> 
     """The same without the check in Python; of lists as long as they should be."""
     executor, choice = unchecked(made(instructions, LEARNED)), random.Random(5)
     for _ in range(500):
-        rows = disturbed(good(), choice)
-        whole = [*rows.tokens, *rows.positions, *rows.wanted, *rows.starts, *(b for each in rows.tables for b in each)]
-        if max(whole) < 2**31 and all(len(getattr(rows, name)) == len(getattr(good(), name)) for name in LISTS):
+        if fits(rows := disturbed(good(), choice), good()):
             passed(executor, rows)

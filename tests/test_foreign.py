@@ -1,4 +1,4 @@
-"""A tokenizer with numbers that its network lacks: refused in a sentence, by request where only some texts have them."""
+"""A tokenizer with numbers that its network lacks is refused in a sentence; where few texts have any, the request is."""
 
 import json
 import shutil
