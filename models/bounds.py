@@ -73,6 +73,9 @@ class Bounds:
             for number in {*rows.adapters} - {0}:
                 if number not in attached:
                     raise RowsError(f"adapters: {number} is not attached")
+        if rows.sources is not None:
+            equal("sources", len(rows.sources), sequences)
+            within("sources", integers("sources", list(chain.from_iterable(rows.sources))), self.tokens)
         wanted = integers("wanted", rows.wanted)
         within("wanted", wanted, count)
         ascending("wanted", wanted)

@@ -1,4 +1,4 @@
-"""A tokenizer with numbers that its network lacks is refused in a sentence; where few texts have any, the request is."""
+"""A tokenizer with numbers that its network lacks is refused in a sentence; where few texts have any, a request is."""
 
 import json
 import shutil
