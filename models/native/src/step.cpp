@@ -118,8 +118,8 @@ class Model {
     Wrong wrong(const Rows& rows, int out_stride) const {
         const Plan& p = plan_;
         const int width = p.generates ? p.head.outputs : p.width;
-        if (rows.count < 1 || rows.sequences < 1 || rows.wanted_count < 0 || rows.wanted_count > rows.count) return Wrong::COUNTS;
-        if (rows.rank < 0 || out_stride < width) return Wrong::COUNTS;
+        if (rows.count < 1 || rows.sequences < 1 || rows.rank < 0 || out_stride < width) return Wrong::COUNTS;
+        if (rows.wanted_count < 0 || rows.wanted_count > rows.count) return Wrong::COUNTS;
         if (p.block_count && !(keys_ && values_)) return Wrong::CACHE;
         if (rows.starts[0] != 0) return Wrong::STARTS;
         for (int n = 0; n < rows.sequences; ++n)
