@@ -6,6 +6,8 @@ ModelError                 the base: a sentence for people
 ├── InvarianceError        this machine's kernels cannot give answers that do not depend on the batch
 ├── TemplateError          a chat template that refused the messages, or took too long or wrote too much
 └── EncodingError          text that is no text (lone surrogates) or token ids outside the vocabulary
+
+RowsError stands alone: it is a fault of the program, no sentence for people.
 """
 
 
@@ -44,3 +46,10 @@ class TemplateError(ModelError):
 
 class EncodingError(ModelError):
     """Input that cannot be encoded."""
+
+
+class RowsError(ValueError):
+    """A step with a number that is out of range: names which one, its value and the bound.
+
+    Who laid out the step should have refused it: a broken invariant, checked under `python -O` too.
+    """

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from models.bounds import Bounds
 from models.errors import UnsupportedError
 from models.executor import Rows
 from models.lora import Lora
@@ -50,9 +51,13 @@ class Member:
 class Seq2SeqExecutor:
     """See models.executor.Executor."""
 
-    def __init__(self, network: Seq2Seq, device: torch.device, *, block_count: int, block_size: int) -> None:
+    def __init__(
+        self, network: Seq2Seq, device: torch.device, *, vocabulary: int, block_count: int, block_size: int
+    ) -> None:
+        """`vocabulary`: how many tokens both sides know."""
         self.network, self.device = network, device
         self.block_count, self.block_size = block_count, block_size
+        self._bounds = Bounds(vocabulary, 0, 0, block_count, block_size)
         self._written = [0] * (block_count * block_size)  # tokens, by slot
         self._states: dict[int, tuple[Kept, int, int]] = {}  # by slot: whose row it is, and since which step
         self._poisoned: set[int] = set()
@@ -68,6 +73,8 @@ class Seq2SeqExecutor:
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> Tensor:
+        """Raises RowsError before anything is computed."""
+        self._bounds.check(rows, ())
         members = [self._member(rows, n) for n in range(len(rows.tables))]
         self._begin([member for member in members if member.kept is None])
         logits: dict[int, Tensor] = {}
@@ -78,6 +85,7 @@ class Seq2SeqExecutor:
         return torch.stack(wanted).float() if wanted else torch.empty(0, self._words, device=self.device)
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        self._bounds.check_copies(blocks)
         size = self.block_size
         for one, other in blocks:
             self._written[other * size : (other + 1) * size] = self._written[one * size : (one + 1) * size]

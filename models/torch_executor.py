@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from models.attention import padding
+from models.bounds import Bounds
 from models.cache import CacheView, PagedCache
-from models.errors import UnsupportedError
+from models.errors import RowsError, UnsupportedError
 from models.executor import Rows
 from models.graphs import Computed, Graphs, InPlace
 from models.heads import LanguageHead
@@ -42,6 +43,7 @@ class TorchExecutor:
     ) -> None:
         self.network, self.head = network.eval(), head
         self.block_count, self.block_size = block_count, block_size
+        self._bounds = Bounds.of(network.config, block_count, block_size)
         weight, config = network.tokens.weight, network.config
         self.device, self.dtype = weight.device, weight.dtype
         self._poisoned: set[int] = set()  # blocks that hold numbers that are none
@@ -66,7 +68,8 @@ class TorchExecutor:
 
     @torch.inference_mode()
     def step(self, rows: Rows) -> Tensor:
-        """Good until the next step."""
+        """Good until the next step.  Raises RowsError before anything is computed."""
+        self.check(rows)
         slots = self._slots(rows) if self.cache is not None else []
         self._cleanse(slots)
         self._unsure |= self._blocks_of(slots)
@@ -78,12 +81,17 @@ class TorchExecutor:
             self._suspect(finite, slots)
         return out
 
+    def check(self, rows: Rows) -> None:
+        """RowsError for a number that is out of range: on a GPU it would end the process's use of the device."""
+        self._bounds.check(rows, self._loras)
+
     def step_with_states(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """What `step` returns, and what each layer makes of each row: [depth, T, W] float32, before the final norm.
 
         All rows must be wanted, since the last layer computes no others.  No recorded graph is replayed.
         """
-        assert len(rows.wanted) == len(rows.tokens)
+        if len(rows.wanted) != len(rows.tokens):
+            raise RowsError(f"wanted: there are {len(rows.wanted)}, which should be {len(rows.tokens)}, all")
         kept: list[Tensor] = []
         graphs, self._graphs = self._graphs, None
         hooks = [
@@ -106,6 +114,7 @@ class TorchExecutor:
     @torch.inference_mode()
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
         if self.cache is not None:
+            self._bounds.check_copies(blocks)
             self.cache.copy(blocks)
 
     def attach(self, adapter: Lora) -> int:

@@ -73,7 +73,8 @@ def executor_of(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: H
     place = placed(settings, loaded.suited, loaded.body)
     if loaded.writing:
         network = cast(Seq2Seq, loaded.head)
-        return Seq2SeqExecutor(network, place.device, block_count=blocks, block_size=place.block_size)
+        sizes = {"vocabulary": loaded.body.vocab_size, "block_count": blocks, "block_size": place.block_size}
+        return Seq2SeqExecutor(network, place.device, **sizes)
     head = loaded.head if isinstance(loaded.head, LanguageHead) else None
     if not place.instructions:
         kernel = kernel_for(place, loaded.body)

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from models.checkpoint.description import Description, blank
+from models.checkpoint.description import Description, blank, foreign
 from models.checkpoint.precision import Suited
 from models.checkpoint.weights import Weights
 from models.divergence import Divergence
@@ -229,7 +229,7 @@ def texts(what: Description, longest: int) -> list[list[int]]:
     ids = what.tokenizer.encode(TEXT.read_text(encoding="utf-8"), special=False).ids
     opening, closing = what.tokenizer.ends
     width = min(TOKENS, min(longest, what.max_tokens) - len(opening) - len(closing), len(ids) // TEXTS)
-    if width < 1 or max([*ids, *opening, *closing]) >= what.config.vocab_size:
+    if width < 1 or foreign(what, [*ids, *opening, *closing], []):
         return []
     starts = (number * (len(ids) - width) // (TEXTS - 1) for number in range(TEXTS))
     closed = [] if what.head.task == "generate" else closing

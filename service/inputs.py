@@ -223,9 +223,12 @@ def is_text(given: Input) -> TypeGuard[str | tuple[str, str]]:
 
 
 def read_input(model: Model, asked: Reading, index: int, rows: Sequence[Row], how: Encode) -> Read:
-    """One input's requests.  Raises TooLong, or BadRequest if it has nothing to be filled in."""
+    """One input's requests.  Raises TooLong, or BadRequest if it has nothing to be filled in, or has tokens
+    that the network does not know."""
     given, where = asked.inputs[index], asked.where(index)
     parts = [row.at(some) for row in rows for some in parts_of(model, asked, row, index)]
+    for part in parts:
+        known_tokens(model, part.ids, where)  # a vocabulary may be larger than the network
     requests = [request_of(model, part, how) for part in parts]
     if how.form == "" and model.task == "fill":
         check_masks(model, asked, requests[0], where)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from models import checkpoint
 from models.checkpoint import Checkpoint
-from models.checkpoint.description import Description
+from models.checkpoint.description import Description, foreign
 from models.errors import ModelError, UnsupportedError
 from models.executor import Rows
 from models.native.executor import NativeExecutor
@@ -244,14 +244,10 @@ def fitting(what: Description, encoding: Encoding, *, paired: bool) -> Passage:
 
 
 def checked(what: Description, tokens: list[int], segments: list[int]) -> Passage:
-    """ModelError for a number of which the network has no embedding: executors do not check."""
-    config = what.config
-    kept = segments if config.segments else []  # without embeddings of segments they are not read
-    for name, numbers, count in (("token", tokens, config.vocab_size), ("segment", kept, config.segments)):
-        if numbers and max(numbers) >= count:
-            made = f"its tokenizer makes {name} {max(numbers)} of the text"
-            raise ModelError(f"{what.file}: {made}, and the network has {count} {name}s, counted from 0")
-    return Passage(tokens, kept)
+    """ModelError for a number of which the network has no embedding."""
+    if reason := foreign(what, tokens, segments):
+        raise ModelError(f"{what.file}: {reason}")
+    return Passage(tokens, segments if what.config.segments else [])
 
 
 @torch.inference_mode()

@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from test_native import ENCODERS, GENERATORS, LLAMA, head, multiplied, network, pieces, rows_of
+from test_bounds import LEARNED, disturbed, fits, fuzzed, good, passed, texts, unchecked
+from test_native import BERT, ENCODERS, GENERATORS, LLAMA, head, multiplied, network, pieces, rows_of
 from torch import Tensor, nn
 
 from models.config import ModelConfig
@@ -183,6 +184,20 @@ def spoil(instructions: str) -> int:
     return 2
 
 
+def fuzz(instructions: str) -> int:
+    """Numbers that are out of range, with the check in Python and, of lists of the right lengths, without it."""
+    for config, rows in ((LEARNED, good()), (replace(LEARNED, position="rotary"), good()), (BERT, texts())):
+        blocks, last = (8, head(config)) if config.causal else (0, None)
+        executor = Exact(network(config), last, block_count=blocks, threads=2, instructions=instructions)
+        fuzzed(executor, rows, 150)
+        choice = random.Random(5)
+        unchecked(executor)
+        for _ in range(300):
+            if fits(bad := disturbed(rows, choice), rows):
+                passed(executor, bad)
+    return 3
+
+
 def draw(instructions: str) -> int:
     """Rows of all kinds of lengths, drawn from in all ways."""
     sampler, choice, steps = Compiled(instructions, 2), random.Random(3), 0
@@ -205,6 +220,7 @@ def main(folder: Path, instructions: str) -> None:
     library.LIBRARIES = folder
     steps = multiply(instructions) + spoil(instructions) + draw(instructions)
     steps += sum(generate(config, instructions) for config in (GENERATORS | ODD).values())
+    steps += fuzz(instructions)
     steps += sum(encode(config, instructions) for config in ENCODERS.values())
     sys.stdout.write(f"{steps} steps\n")
 

@@ -207,7 +207,9 @@ def test_all_kinds_of_distance_are_for_what_was_before_where_nothing_else_is_see
 def test_the_engine_writes_what_is_written_without_it(beams: int) -> None:
     """Over states that are picked, joined and kept as requests come and go, in few blocks."""
     network, stop = NETWORKS["grouped, rotary"], frozenset((0,))
-    executor = Seq2SeqExecutor(network, torch.device("cpu"), block_count=24, block_size=4)
+    executor = Seq2SeqExecutor(
+        network, torch.device("cpu"), vocabulary=network.config.decoder.vocab_size, block_count=24, block_size=4
+    )
     worker = Generator(executor, model="translator")
     how = {"sampling": Sampling(temperature=0)} if beams == 1 else {"beams": Beams(beams)}
     requests = [Generate("t", (START,), 10, stop, source=tuple(source), **how) for source in SOURCES]  # type: ignore[arg-type]

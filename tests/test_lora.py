@@ -23,7 +23,7 @@ from torch import Tensor
 
 from models.checkpoint import Checkpoint, describe, load
 from models.checkpoint.beside import MOST_RANK, Trunk
-from models.errors import CheckpointError, UnsupportedError
+from models.errors import CheckpointError, RowsError, UnsupportedError
 from models.executor import Executor, Rows
 from models.invariant import make_head_invariant, make_invariant
 from models.native.executor import NativeExecutor
@@ -235,7 +235,7 @@ def test_what_is_detached_is_gone(tiny_embedder: Path, tmp_path: Path, make: Mak
     assert kept() is None
     assert torch.equal(states(executor, numbers[0]), before)
     assert executor.attach(first) not in numbers
-    with pytest.raises(KeyError):
+    with pytest.raises(RowsError, match="is not attached"):
         states(executor, numbers[1])
 
 

@@ -9,6 +9,7 @@ from test_native import ENCODERS, GENERATORS, head, network, rows_of, tables, te
 from torch import Tensor
 
 from models.config import ModelConfig
+from models.errors import RowsError
 from models.executor import Rows
 from models.native.executor import NativeExecutor
 from models.native.library import runnable
@@ -70,5 +71,5 @@ def test_states_need_all_rows() -> None:
     config = ENCODERS["bert"]
     asked = replace(rows(config, cached=False), wanted=[0])
     for executor in (NativeExecutor(network(config)), TorchExecutor(network(config))):
-        with pytest.raises(AssertionError):
+        with pytest.raises(RowsError, match="wanted"):
             executor.step_with_states(asked)

@@ -26,7 +26,7 @@ from models.checkpoint import Checkpoint, description, tensors
 from models.checkpoint.pieces import places_of, shares
 from models.checkpoint.reach import ANYWHERE
 from models.config import ModelConfig
-from models.errors import ModelError, UnsupportedError
+from models.errors import ModelError, RowsError, UnsupportedError
 from models.executor import Executor, Rows
 from models.heads import LanguageHead
 from models.parallel import Ask, Leader, Share, cut, local, unsplit
@@ -224,6 +224,10 @@ def test_a_step_that_ends_in_the_middle_loses_the_others() -> None:
         block_size = block_count = 4
         group = SimpleNamespace(tell=lambda words: told.append(words[:2]))
 
+        def check(self, rows: Rows) -> None:
+            if rows.tokens[0] < 0:
+                raise RowsError("tokens")
+
         def step(self, rows: Rows) -> torch.Tensor:
             raise MemoryError
 
@@ -238,6 +242,8 @@ def test_a_step_that_ends_in_the_middle_loses_the_others() -> None:
     with pytest.raises(MemoryError):
         leader.copy([(0, 1)])
     leader.copy([])
+    with pytest.raises(RowsError):  # before anybody was told
+        leader.step(replace(rows_of(0, 3), tokens=[-1, 0, 0]))
     assert (told, lost) == ([[Ask.STEP, 3], [Ask.COPY, 3]], [1, 2])
 
 

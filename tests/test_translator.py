@@ -2,12 +2,15 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from engine_fakes import Ask, ask, finish, turn
 from torch import Tensor
 
+from models.errors import RowsError
 from models.executor import Rows
 from models.ragged import Ragged
 from models.seq2seq_executor import Seq2SeqExecutor
@@ -61,7 +64,7 @@ class Pretended:
 
 
 def translator(network: Pretended, blocks: int = 64, **budgets: int) -> Generator:
-    executor = Seq2SeqExecutor(network, torch.device("cpu"), block_count=blocks, block_size=4)
+    executor = Seq2SeqExecutor(network, torch.device("cpu"), vocabulary=WORDS, block_count=blocks, block_size=4)
     return Generator(executor, model="translator", **budgets)
 
 
@@ -189,7 +192,7 @@ def test_who_spoils_a_step_fails_alone() -> None:
 
 def test_states_that_nobody_goes_on_from_are_let_go() -> None:
     network = Pretended()
-    executor = Seq2SeqExecutor(network, torch.device("cpu"), block_count=64, block_size=4)
+    executor = Seq2SeqExecutor(network, torch.device("cpu"), vocabulary=WORDS, block_count=64, block_size=4)
     worker = Generator(executor, model="translator")
     ask(worker, *many(30, seed=5))
     finish(worker)
@@ -201,7 +204,7 @@ def test_states_that_nobody_goes_on_from_are_let_go() -> None:
 def test_a_proof_needs_no_source() -> None:
     translator(Pretended()).prove()
     rows = Rows([START], [0], [0, 1], [[0]], [0])
-    executor = Seq2SeqExecutor(Pretended(), torch.device("cpu"), block_count=2, block_size=4)
+    executor = Seq2SeqExecutor(Pretended(), torch.device("cpu"), vocabulary=WORDS, block_count=2, block_size=4)
     assert executor.step(rows).shape == (1, WORDS)
 
 
@@ -213,3 +216,22 @@ def test_what_is_read_takes_room() -> None:
     ask(worker, asked([2] * 7, 2))
     assert turn(worker).blocks_used == 2
     assert turn(worker).blocks_used == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokens": [WORDS]}, "tokens"),
+        ({"sources": [(2, WORDS)]}, "sources"),
+        ({"sources": [(-1,)]}, "sources"),
+        ({"tables": [[2]]}, "tables"),
+        ({"positions": [4]}, "its blocks hold 4"),
+        ({"wanted": [1]}, "wanted"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(changes: dict[str, Any], said: str) -> None:
+    network = Pretended()
+    executor = Seq2SeqExecutor(network, torch.device("cpu"), vocabulary=WORDS, block_count=2, block_size=4)
+    with pytest.raises(RowsError, match=said):
+        executor.step(replace(Rows([START], [0], [0, 1], [[0]], [0]), **changes))
+    assert network.read == []

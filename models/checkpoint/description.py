@@ -7,7 +7,7 @@ but no memory; compare every shape the files announce with every shape the netwo
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import getLogger
 from typing import Any
@@ -22,9 +22,9 @@ from models.checkpoint.precision import Suited, suited
 from models.checkpoint.tensors import Entry, readable
 from models.config import ModelConfig
 from models.decoding import Writing
-from models.errors import CheckpointError
+from models.errors import CheckpointError, EncodingError
 from models.parallel import Cut
-from models.tokenizer import Tokenizer
+from models.tokenizer import Text, Tokenizer
 from models.transformer import Transformer
 
 DRAWN = frozenset(("normal_", "uniform_", "kaiming_uniform_"))
@@ -34,6 +34,7 @@ REALS = ("rope_base", "window_rope_base", "norm_eps", "embedding_scale", "score_
 BODY = ("tokens.", "segments.", "position.", "embedding_norm.", "projection.", "distances.", "blocks.", "final_norm.")
 LEAST_DISTANCES = 4  # kinds: near and far ones, before and behind
 MOST_WAVES = 1 << 24  # numbers of sinusoidal positions: they are made, not read
+PROBES: tuple[Text, ...] = ("", "word", ("word", "word"))  # with all that stands round a text, and round a pair
 NAMED = 5  # tensors named in a message; the others are counted
 Pieces = list[tuple[str, Tensor]]
 Cutting = Callable[[Transformer, nn.Module], Mapping[str, Cut]]
@@ -117,7 +118,10 @@ class Unfilled(TorchFunctionMode):
 
 
 def blank(what: Description) -> tuple[Transformer, nn.Module]:
-    """Both modules on the meta device: shapes, and no memory."""
+    """Both modules on the meta device: shapes, and no memory.
+
+    CheckpointError where they cannot be made, or cannot read what the tokenizer makes of a text.
+    """
     for config in (what.config, *what.head.configs):
         for name, wrong in unsound(config):
             raise CheckpointError(f"{name} is {getattr(config, name)!r}, which should be {wrong}", file=what.file)
@@ -125,9 +129,35 @@ def blank(what: Description) -> tuple[Transformer, nn.Module]:
             raise CheckpointError(
                 f"it describes {config.depth} layers, but the files hold {len(what.entries)} tensors", file=what.file
             )
+    refuse_foreign(what)
     with torch.device("meta"), Unfilled():
         network = what.make() if what.make else Transformer(what.config)
         return network, what.head.build(network)
+
+
+def refuse_foreign(what: Description) -> None:
+    """CheckpointError where the special tokens or the segments round a text, or the tokens of a word, are none of the
+    network's."""
+    for probe in PROBES:
+        try:
+            [encoding] = what.tokenizer.encode_batch([probe])
+        except EncodingError:
+            continue  # no request with such a text gets tokens
+        if reason := foreign(what, encoding.ids, encoding.segments):
+            raise CheckpointError(reason, file=what.file)
+
+
+def foreign(what: Description, tokens: Sequence[int], segments: Sequence[int]) -> str:
+    """Which number of a text the network has no embedding for, in a sentence; empty if it has one for each.
+
+    Without embeddings of segments they are not read.
+    """
+    kinds = (("token", tokens, what.config.vocab_size), ("segment", segments, what.config.segments))
+    for name, numbers, count in kinds:
+        if (name == "token" or count) and max(numbers, default=0) >= count:
+            made = f"its tokenizer makes {name} {max(numbers)} of the text"
+            return f"{made}, and the network has {count} {name}s, counted from 0"
+    return ""
 
 
 def unsound(config: ModelConfig) -> Iterator[tuple[str, str]]:

@@ -8,14 +8,15 @@ import ctypes
 from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import nullcontext
-from itertools import accumulate, chain, pairwise
+from itertools import pairwise
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from models.errors import UnsupportedError
+from models.bounds import Bounds
+from models.errors import RowsError, UnsupportedError
 from models.executor import Rows
 from models.heads import LanguageHead
 from models.lora import Lora
@@ -54,6 +55,7 @@ class NativeExecutor:
         pack = Packed(self._library, network.config, precision, threads)
         self._packed = fill(pack, network, head, block_count, held)
         self.block_count, self.block_size = block_count, BLOCK if block_count else 0
+        self._bounds = Bounds.of(network.config, block_count, self.block_size)
         self.weight_bytes = self._packed.weight_bytes
         self._vocabulary, self._width = network.config.vocab_size, network.config.width
         self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
@@ -92,7 +94,7 @@ class NativeExecutor:
         return self._packed.table_kept.reshape(self._vocabulary, self._width)
 
     def step(self, rows: Rows) -> Tensor:
-        """Good until the next step."""
+        """Good until the next step.  Raises RowsError before anything is computed."""
         return self._step(rows, 0)
 
     def step_with_states(self, rows: Rows) -> tuple[Tensor, Tensor]:
@@ -100,37 +102,42 @@ class NativeExecutor:
 
         All rows must be wanted, since the last layer computes no others.
         """
-        assert len(rows.wanted) == len(rows.tokens)
+        if len(rows.wanted) != len(rows.tokens):
+            raise RowsError(f"wanted: there are {len(rows.wanted)}, which should be {len(rows.tokens)}, all")
         states = torch.empty(self._config.depth, len(rows.tokens), self._width)
         return self._step(rows, states.data_ptr()), states
 
     def _step(self, rows: Rows, states: int) -> Tensor:
         """`states` is the address of what `step_with_states` returns; 0: nothing is written."""
+        arrays = self._bounds.check(rows, self._loras)
         count, wanted = len(rows.tokens), len(rows.wanted)
         if self._poisoned:
             self._poisoned -= self._blocks(rows, [i for i in range(count) if rows.positions[i] % BLOCK == 0])
         out, spoiled = self._room(wanted), np.empty(count, np.uint8)
         self._likeliest = np.empty(wanted if self._generates else 0, np.int32)
         kept = [
-            integers(rows.tokens),
-            integers(rows.positions),
-            None if rows.segments is None else integers(rows.segments),
-            integers(rows.starts),
-            integers(chain(*rows.tables)),
-            integers(accumulate(map(len, rows.tables), initial=0)),
-            integers(rows.wanted),
+            arrays.tokens,
+            arrays.positions,
+            arrays.segments,
+            arrays.starts,
+            arrays.blocks,
+            arrays.table_starts,
+            arrays.wanted,
             None if rows.adapters is None else np.fromiter(map(self._address, rows.adapters), np.uint64),
         ]
         addresses = [0 if array is None else array.ctypes.data for array in kept]
         rank = max((self._loras[number].rank for number in {*(rows.adapters or ())} - {0}), default=0)
         step = native.Rows(count, len(rows.tables), wanted, rank, *addresses, states)
         told = spoiled.ctypes.data, self._likeliest.ctypes.data
-        self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *told)
+        wrong = self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *told)
+        if wrong:
+            raise RowsError(f"the compiled step refuses {native.WRONG[wrong]}")
         if self.block_count and spoiled.any():
             self._poisoned |= self._blocks(rows, np.flatnonzero(spoiled).tolist())
         return out[:, : self._vocabulary] if self._generates else out
 
     def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        self._bounds.check_copies(blocks)
         for runs in self._runs:
             for source, target in blocks:
                 runs[target // RUN, :, target % RUN] = runs[source // RUN, :, source % RUN]
@@ -161,7 +168,3 @@ class NativeExecutor:
             table for table, (a, b) in zip(rows.tables, pairwise(rows.starts), strict=True) for _ in range(b - a)
         ]
         return {table_of[i][rows.positions[i] // BLOCK] for i in members}
-
-
-def integers(values: Iterable[int]) -> NDArray[np.int32]:
-    return np.fromiter(values, np.int32)

@@ -19,6 +19,8 @@ NEEDS: dict[str, tuple[str, ...]] = {
     "avx2": ("avx2", "fma", "f16c"),
     "portable": (),
 }
+# What polyhead_step says is out of range, by the number that it returns; 0: nothing.
+WRONG = ("", "counts", "starts", "tokens", "positions", "segments", "blocks", "wanted rows", "adapters", "the cache")
 
 
 class Norm(Structure):
@@ -65,6 +67,7 @@ class Plan(Structure):
         *((name, c_int32) for name in ("width", "depth", "heads", "kv_heads", "head_width", "mlp_width")),
         *((name, c_int32) for name in ("causal", "order", "norm", "activation", "gated", "generates")),
         *((name, c_int32) for name in ("block_count", "narrow", "position_offset", "words")),
+        *((name, c_int32) for name in ("position_count", "segment_count")),
         *((name, c_float) for name in ("eps", "score_scale", "embedding_scale", "unused")),
         ("tokens", c_void_p),
         ("positions", c_void_p),
@@ -145,6 +148,7 @@ def opened(path: Path) -> ctypes.CDLL:
     loaded.polyhead_cache_bytes.restype = c_int64
     loaded.polyhead_cache_bytes.argtypes = [c_void_p, c_int]
     loaded.polyhead_give_cache.argtypes = [c_void_p, c_void_p, c_void_p]
+    loaded.polyhead_step.restype = c_int
     loaded.polyhead_step.argtypes = [c_void_p, POINTER(Rows), c_void_p, c_int, c_void_p, c_void_p]
     loaded.polyhead_multiply.argtypes = [POINTER(Linear), c_void_p, c_int, c_void_p]
     loaded.polyhead_pack.argtypes = [c_void_p, c_int, c_int, c_int, c_int, c_float, c_int, c_void_p]

@@ -210,6 +210,8 @@ def describe(plan: Plan, config: ModelConfig, generates: bool, block_count: int)
     plan.order, plan.norm = ORDERS[config.norm_order], NORMS[config.norm]
     plan.activation, plan.gated = ACTIVATIONS[config.activation], config.gated_mlp
     plan.generates, plan.block_count, plan.words = generates, block_count, config.vocab_size
+    plan.position_count = config.max_positions if config.position == "learned" else 0
+    plan.segment_count = config.segments
     plan.eps, plan.embedding_scale = config.norm_eps, config.embedding_scale
     plan.score_scale = config.score_scale or config.head_width**-0.5
 

@@ -16,6 +16,8 @@
 #include "threads.hpp"
 
 enum Order : int32_t { PRE = 0, POST = 1, SANDWICH = 2 };
+// What of Rows is out of range: library.py has the words.
+enum class Wrong : int { NOTHING = 0, COUNTS, STARTS, TOKENS, POSITIONS, SEGMENTS, BLOCKS, WANTED, ADAPTERS, CACHE };
 enum Product { QKV = 0, OUTPUT = 1, UP = 2, DOWN = 3, PRODUCTS = 4 };
 
 struct Layer {
@@ -33,6 +35,8 @@ struct Plan {
     int32_t narrow;          // keys and values as codes, the table of token embeddings as bf16
     int32_t position_offset;
     int32_t words;           // V
+    int32_t position_count;  // P less the offset; 0: positions are not looked up
+    int32_t segment_count;   // S
     float eps, score_scale, embedding_scale, unused;
     const void* tokens;      // [V, W]; null: the rows of `head`
     const float* positions;  // [P, W], or null
@@ -110,6 +114,47 @@ class Model {
         return blocks * plan_.kv_heads * (values ? value_bytes_ : key_bytes_);
     }
 
+    // Every number of `rows` against the size of what it indexes; lengths of arrays are taken as they are told.
+    Wrong wrong(const Rows& rows, int out_stride) const {
+        const Plan& p = plan_;
+        const int width = p.generates ? p.head.outputs : p.width;
+        if (rows.count < 1 || rows.sequences < 1 || rows.rank < 0 || out_stride < width) return Wrong::COUNTS;
+        if (rows.wanted_count < 0 || rows.wanted_count > rows.count) return Wrong::COUNTS;
+        if (p.block_count && !(keys_ && values_)) return Wrong::CACHE;
+        if (rows.starts[0] != 0) return Wrong::STARTS;
+        for (int n = 0; n < rows.sequences; ++n)
+            if (rows.starts[n + 1] <= rows.starts[n] || rows.starts[n + 1] > rows.count) return Wrong::STARTS;
+        if (rows.starts[rows.sequences] != rows.count) return Wrong::STARTS;
+        for (int row = 0; row < rows.count; ++row) {
+            if (!below(rows.tokens[row], p.words)) return Wrong::TOKENS;
+            if (rows.positions[row] < 0 || (p.positions && rows.positions[row] >= p.position_count)) return Wrong::POSITIONS;
+            if (p.segments && !below(rows.segments ? rows.segments[row] : 0, p.segment_count)) return Wrong::SEGMENTS;
+        }
+        for (int i = 0; i < rows.wanted_count; ++i)
+            if (!below(rows.wanted[i], rows.count) || (i && rows.wanted[i] <= rows.wanted[i - 1])) return Wrong::WANTED;
+        if (p.block_count && rows.table_starts[0] != 0) return Wrong::BLOCKS;
+        for (int n = 0; n < rows.sequences; ++n) {
+            const int start = rows.starts[n], end = rows.starts[n + 1];
+            for (int row = start + 1; row < end; ++row)  // consecutive; none is negative, so a difference is a number
+                if (rows.positions[row] - rows.positions[row - 1] != 1) return Wrong::POSITIONS;
+            if (!p.block_count) {
+                if (rows.positions[start] != 0) return Wrong::POSITIONS;
+                continue;
+            }
+            const int first = rows.table_starts[n], last = rows.table_starts[n + 1];
+            if (last < first || rows.positions[end - 1] / BLOCK >= last - first) return Wrong::BLOCKS;
+            for (int i = first; i < last; ++i)
+                if (!below(rows.tables[i], p.block_count)) return Wrong::BLOCKS;
+        }
+        for (int n = 0; rows.adapters && n < rows.sequences; ++n) {
+            const LowRank* low = rows.adapters[n];
+            if (!low || (n && low == rows.adapters[n - 1])) continue;
+            for (int i = 0; i < p.depth * PRODUCTS; ++i)
+                if (low[i].rank < 0 || low[i].rank > rows.rank) return Wrong::ADAPTERS;
+        }
+        return Wrong::NOTHING;
+    }
+
     void step(const Rows& rows, float* out, int out_stride, uint8_t* spoiled, int32_t* likeliest) {
         rows_ = rows; out_ = out; out_stride_ = out_stride; spoiled_ = spoiled; likeliest_ = likeliest;
         const size_t t = size_t(rows.count);
@@ -129,6 +174,8 @@ class Model {
     }
 
   private:
+    static bool below(int32_t number, int32_t count) { return number >= 0 && number < count; }
+
     struct alignas(64) Counter { std::atomic<int> n{0}; };
 
     void grow(Own& own) {
@@ -658,8 +705,11 @@ EXPORT Model* polyhead_open(const Plan* plan, int threads) { return new Model(*p
 EXPORT void polyhead_close(Model* model) { delete model; }
 EXPORT int64_t polyhead_cache_bytes(const Model* model, int values) { return int64_t(model->cache_bytes(values)); }
 EXPORT void polyhead_give_cache(Model* model, uint8_t* keys, uint8_t* values) { model->give_cache(keys, values); }
-EXPORT void polyhead_step(Model* model, const Rows* rows, float* out, int out_stride, uint8_t* spoiled, int32_t* likeliest) {
+// What of `rows` is out of range, in which case nothing is computed; 0: nothing.
+EXPORT int polyhead_step(Model* model, const Rows* rows, float* out, int out_stride, uint8_t* spoiled, int32_t* likeliest) {
+    if (const Wrong wrong = model->wrong(*rows, out_stride); wrong != Wrong::NOTHING) return int(wrong);
     model->step(*rows, out, out_stride, spoiled, likeliest);
+    return int(Wrong::NOTHING);
 }
 
 EXPORT Drawer* polyhead_open_drawer(int threads) { return new Drawer(threads); }
