@@ -1,7 +1,7 @@
 """The numbers of a step, checked before an executor indexes memory with them.
 
-Knows no tensors.  The one idea: a token, a position or a block number may come from a stranger's file or request, so
-each of them is compared here with the size of what it indexes, whatever was checked before.
+A token, a position or a block number may come from a stranger's file or request, so each of them is compared here with
+the size of what it indexes, whatever was checked before.
 """
 
 from collections.abc import Container, Iterable, Sequence

@@ -1,6 +1,6 @@
 """How far answers and states of one network are from another's, text by text: what `polyhead quality` reports.
 
-Knows no checkpoints and computes no network.  The other network is called the reference.
+It computes no network.  The other network is called the reference.
 """
 
 from dataclasses import asdict, dataclass, field

@@ -1,8 +1,8 @@
 """What a function came to, carried from one thread to another.
 
-Knows no engine and no HTTP.  The one idea: whatever a thread is given to do may raise anything, a library's panic
-included, which is no Exception.  It is caught where it is raised, on that thread, and raised again, as an Exception,
-where somebody waits for it.  So the thread lives on and nobody waits for ever.
+A function that runs on another thread may raise anything, a library's panic included, which is no Exception.  It is
+caught on that thread and raised again, as an Exception, where its result is awaited.  So the thread goes on, and every
+future is resolved.
 """
 
 import asyncio
@@ -41,7 +41,7 @@ def attempt(function: Callable[[], T]) -> T | Failure:
 
 
 def crash(error: BaseException) -> PolyheadError:
-    """What is said of an error that is no Exception; its traceback goes to the log."""
+    """An error that is no Exception as one that is; its traceback goes to the log."""
     log.critical("a thread raised what is no Exception: a library has failed", exc_info=error)
     return PolyheadError(f"a library failed: {type(error).__name__}: {sentence(error)}")
 
@@ -68,13 +68,13 @@ async def on_thread(function: Callable[[], T], pool: Executor | None = None) -> 
 
 
 async def aside(function: Callable[[], T]) -> T:
-    """What `function` returns or raises, on a thread of its own that nobody waits for when the process ends."""
+    """What `function` returns or raises, on a daemon thread of its own: the end of the process does not wait for it."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[object] = loop.create_future()
 
     def run() -> None:
         outcome = attempt(function)
-        with suppress(RuntimeError):  # the loop is closed: nobody is left to hear of it
+        with suppress(RuntimeError):  # the loop is closed, and nothing awaits the result
             loop.call_soon_threadsafe(settle, future, outcome)
 
     threading.Thread(target=run, name="aside", daemon=True).start()

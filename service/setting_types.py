@@ -1,6 +1,6 @@
 """Types of settings that are more than a number, a word or a path: pairs, keys and an address.
 
-Knows no setting's meaning and reads nothing.  A part of service.settings.  A type has all its checks, so a setting is
+A part of service.settings.  A type has all its checks, so a setting is
 one line; a check raises ValueError, whose message pydantic puts beside the name of the setting.
 """
 

@@ -163,7 +163,7 @@ def test_floats_are_rounded_to_half_a_scale_of_their_group(instructions: str, co
 
 
 def test_large_and_small_weights_keep_their_precision() -> None:
-    """Ten orders of magnitude in a matrix, more than half precision has: scales are told in a unit of the matrix."""
+    """Ten orders of magnitude in a matrix, more than half precision has: scales are stored in a unit of the matrix."""
     choice = torch.Generator().manual_seed(1)
     weights = torch.randn(64, 256, generator=choice)
     sizes = 10.0 ** torch.linspace(-7, 3, 64 * 8)[torch.randperm(64 * 8, generator=choice)].view(64, 8)
@@ -226,9 +226,9 @@ def test_matrices_of_several_kinds_share_a_format(
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_format_is_known_before_it_is_packed(kind: str, precision: Precision) -> None:
-    foretold = BITS[estimate.FOUND.get(kind, INT8)]
+    estimated = BITS[estimate.FOUND.get(kind, INT8)]
     taken = BITS[packed(stored(kind)[1], precision).format]
-    assert taken == (widened(foretold) if precision == "int8" else foretold)
+    assert taken == (widened(estimated) if precision == "int8" else estimated)
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q5_0"])

@@ -68,7 +68,7 @@ class Leader:
         return self._own.poisoned
 
     def step(self, rows: Rows) -> Tensor:
-        self._own.check(rows)  # before the others are told of it
+        self._own.check(rows)  # before it is sent to the others
         with ExitStack() as undo:
             undo.callback(self._lost)
             self._own.group.tell([Ask.STEP, self._number, *packed(rows)])

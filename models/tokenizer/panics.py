@@ -1,7 +1,7 @@
-"""What the tokenizers library raises where it panics, as an error of ours.  Knows no file and no vocabulary.
+"""Panics of the tokenizers library as errors of ours.
 
-The one idea: a panic of a library written in Rust reaches Python as a BaseException that is no Exception.  Whoever
-catches Exceptions does not catch it, so it ends the thread it happens on.
+A panic of a library written in Rust reaches Python as a BaseException that is no Exception.  `except Exception` does
+not catch it, so it would end the thread on which it happens.
 """
 
 from collections.abc import Callable

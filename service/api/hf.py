@@ -215,8 +215,8 @@ async def generated(request: Request, wire: asked.GenerateCall, model: Model) ->
     continuation = generating.lasting(request, asked.read_generate(wire))
     count, answers = await generating.begun(request, wire, model, continuation, call)
     if isinstance(wire.inputs, str) and wire.stream:
-        told = chunks(wire.parameters, model, wire.inputs, answers, continuation.longest)
-        return await EventStream.open(events(told, write_error))
+        parts = chunks(wire.parameters, model, wire.inputs, answers, continuation.longest)
+        return await EventStream.open(events(parts, write_error))
     return JsonResponse(said.write_generate(wire, model, await whole(count, answers)))
 
 

@@ -55,8 +55,8 @@ async def generated(request: Request, wire: GenerateRequest, *, stream: bool) ->
     continuation = generating.lasting(request, asked((wire.inputs,), wire.parameters, stream=stream))
     count, answers = await generating.begun(request, wire, model, continuation, call)
     if stream:
-        told = chunks(wire.parameters, model, wire.inputs, answers, continuation.longest)
-        return await EventStream.open(events(told, write_error))
+        parts = chunks(wire.parameters, model, wire.inputs, answers, continuation.longest)
+        return await EventStream.open(events(parts, write_error))
     [first, *_] = answered(wire.parameters, model, wire.inputs, await whole(count, answers))
     return JsonResponse(first)
 

@@ -114,7 +114,7 @@ class Model {
         return blocks * plan_.kv_heads * (values ? value_bytes_ : key_bytes_);
     }
 
-    // Every number of `rows` against the size of what it indexes; lengths of arrays are taken as they are told.
+    // Every number of `rows` against the size of what it indexes; lengths of arrays cannot be checked here.
     Wrong wrong(const Rows& rows, int out_stride) const {
         const Plan& p = plan_;
         const int width = p.generates ? p.head.outputs : p.width;
