@@ -5,7 +5,7 @@ the other in one budget, so that what it says fits is what will be loaded.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from models import checkpoint
@@ -16,6 +16,7 @@ from models.errors import ModelError, UnsupportedError
 from service.budget import MIB, Budget, Need, Sized, least, limit_of, mib, need_beside, sized
 from service.drafts import drafting_for
 from service.errors import NoRoom, PolyheadError
+from service.explain_cost import need_of
 from service.fidelity import with_known_cost
 from service.names import is_name, trunk_of
 from service.outcome import attempt, result
@@ -23,6 +24,7 @@ from service.place import placed
 from service.settings import Settings
 
 HEADER = ("model", "weights", "cache", "workspace", "total")
+EXPLAINED = "to explain"  # the column of what a network that explains takes beside
 
 
 def named(sources: Sequence[str]) -> dict[str, str]:
@@ -50,24 +52,29 @@ class Checked:
 def checked(settings: Settings) -> Checked:
     """A source that is refused does not keep the others from being checked, and takes no room from them."""
     described, models, adapters, refused = dict[str, Description](), list[Sized](), list[Need](), list[str]()
+    explained = dict[str, Need]()  # by model's name, if explanations are on
     for name in sorted(settings.models, key=lambda name: bool(trunk_of(name))):  # adapters after what they lie over
         try:
             if trunk_of(name):
                 adapters.append(beside(name, described, settings))
+                explained |= {name: replace(explained[trunk_of(name)], name=name)} if settings.explain else {}
             else:
                 what = result(attempt(partial(checkpoint.describe, settings.models[name])))
                 what = with_known_cost(what, settings)
                 models.append(sized(name, what, drafting_for(name, what, settings), settings.tensor_parallel))
                 described[name] = what
+                explained |= {name: need_of(sized(name, what), settings)} if settings.explain else {}
         except (ModelError, PolyheadError) as error:
             refused.append(f"{name}: {error}")
     if not models:
         return Checked("", tuple(refused), fits=False)
-    said, fits = planned(models, adapters, settings)
+    said, fits = planned(models, adapters, explained, settings)
     return Checked(said, tuple(refused), fits=fits and not refused)
 
 
-def planned(models: Sequence[Sized], adapters: Sequence[Need], settings: Settings) -> tuple[str, bool]:
+def planned(
+    models: Sequence[Sized], adapters: Sequence[Need], explained: Mapping[str, Need], settings: Settings
+) -> tuple[str, bool]:
     """What there is to say of those that can be loaded, and whether they fit."""
     kept = sum(adapter.total for adapter in adapters)
     free = limit_of(settings.model_copy(update={"memory_mib": 0}), placed(settings).device)
@@ -87,7 +94,16 @@ def planned(models: Sequence[Sized], adapters: Sequence[Need], settings: Setting
         except NoRoom as error:
             complaints.append(error.message)
     said = complaints or [shrunk(model, plan) for model, plan in zip(models, needs, strict=True)]
-    return "\n".join([table([*needs, *adapters]), bounds(settings, free), *filter(None, said)]), not complaints
+    if not complaints:
+        said.append(unexplained(explained, budget.free))
+    lines = [table([*needs, *adapters], explained), bounds(settings, free), *filter(None, said)]
+    return "\n".join(lines), not complaints
+
+
+def unexplained(explained: Mapping[str, Need], free: int) -> str:
+    """Which models have too little room for a network that explains them."""
+    large = [f"{name} ({mib(need.total)})" for name, need in explained.items() if need.total > free]
+    return f"{mib(free)} MiB are left for explanations: too few for {', '.join(large)}" if large else ""
 
 
 def beside(name: str, described: Mapping[str, Description], settings: Settings) -> Need:
@@ -113,10 +129,14 @@ def bounds(settings: Settings, free: int) -> str:
     return f"{settings.memory_mib} MiB are set for models{over}"
 
 
-def table(needs: Sequence[Need]) -> str:
+def table(needs: Sequence[Need], explained: Mapping[str, Need]) -> str:
     rows = [HEADER, *map(row, needs)]
     if len(needs) > 1:
         rows.append(("together", "", "", "", str(mib(sum(need.total for need in needs)))))
+    if explained:
+        beside = [mib(explained[need.name].total) for need in needs]
+        column = [EXPLAINED, *beside, *([sum(beside)] if len(needs) > 1 else [])]
+        rows = [(*cells, str(more)) for cells, more in zip(rows, column, strict=True)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join(line(cells, widths) for cells in rows)
 

@@ -30,7 +30,9 @@ from service.settings import Settings, read
 HERE = "http://127.0.0.1"  # nobody listens there
 PATIENCE_S = 86_400.0  # over no wire nothing times out; whoever has had enough stops the command
 ALONE = HOW | {  # nobody waits for what is asked here, and nobody else can ask
-    "explain_work": 1 << 24,
+    "explain": True,
+    "explain_gflop": 1 << 40,
+    "explain_idle_seconds": 0,
     "explain_mib": 1 << 10,
     "api_key": "",
     "api_keys": {},

@@ -30,15 +30,11 @@ Array = NDArray[np.float32]
 
 def check_size(why: Why, subject: Subject, layout: Layout, settings: Settings) -> None:
     """Raises BadRequest for layers and heads that are not there, AnswerTooLarge with what would be less."""
-    tokens, goals = len(subject.shown), max(len(subject.told), 1)
+    tokens = len(subject.shown)
     check_length(tokens, settings)
     if why.method == "attention_flow" and tokens > MOST_FLOWING:
         message = f"input: {tokens} tokens, a flow is computed for at most {MOST_FLOWING}; ask for attention_rollout"
         raise AnswerTooLarge(message, param="input")
-    work = tokens * steps_of(why, tokens) * goals
-    if why.attributes and work > settings.explain_work:
-        message = f"{why.method} of {tokens} tokens for {goals} goals computes {work}, at most {settings.explain_work}"
-        raise AnswerTooLarge(f"{message}; ask for {cheaper(why)}", param="steps")
     if why.method == "attention":
         check_weights(why, subject, layout, settings.explain_mib)
 
@@ -47,22 +43,6 @@ def check_length(tokens: int, settings: Settings) -> None:
     if tokens > settings.explain_tokens:
         message = f"input: {tokens} tokens, at most {settings.explain_tokens} are explained; ask about less text"
         raise AnswerTooLarge(message, param="input")
-
-
-def steps_of(why: Why, tokens: int) -> int:
-    """How often the text is computed."""
-    match why.method:
-        case "integrated_gradients":
-            return why.steps
-        case "occlusion":
-            return -(-tokens // why.window)
-        case _:
-            return 1
-
-
-def cheaper(why: Why) -> str:
-    ways = {"integrated_gradients": "fewer steps", "occlusion": "a larger window"}
-    return ", ".join(filter(None, (ways.get(why.method, ""), "less text", "fewer max_tokens")))
 
 
 def check_weights(why: Why, subject: Subject, layout: Layout, mib: int) -> None:

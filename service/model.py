@@ -91,7 +91,8 @@ def concerning(model: Model) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A served name as an administrator sees it.  `memory` in bytes, as predicted; 0 and no task before it is ready."""
+    """A served name as an administrator sees it.  `memory` in bytes, as predicted; 0 and no task before it is ready;
+    `explaining`: bytes of the network that explains it, 0 while that is not loaded."""
 
     name: str
     source: str
@@ -99,6 +100,7 @@ class Known:
     task: Task | None
     memory: int
     aliases: tuple[str, ...]
+    explaining: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -312,9 +312,11 @@ class Registry:
     # What is said of a name
 
     def _worker(self, model: Model, requests: Sequence[Request]) -> Worker:
-        watch = self._watching.worker(model)
-        if watch is not None and requests and isinstance(requests[0], Explain):
-            return watch
+        if requests and isinstance(requests[0], Explain):
+            if (explainer := self._watching.worker(model)) is None:
+                message = f"the network that explains {model.name} was given back while this was read; send it again"
+                raise Unavailable(message, retry_after=1)
+            return explainer
         for served in (*self._retiring, *self._served.values()):
             if served.model is model:
                 return served.worker
@@ -323,7 +325,8 @@ class Registry:
     def _known(self, name: str) -> Known:
         served = self._served.get(name)
         task, memory = (served.model.task, served.need.total) if served else (None, 0)
-        return Known(name, self._sources[name], self._states[name], task, memory, tuple(self._aliases_of(name)))
+        aliases, explaining = tuple(self._aliases_of(name)), self._watching.held(name)
+        return Known(name, self._sources[name], self._states[name], task, memory, aliases, explaining)
 
     def _aliases_of(self, name: str) -> list[str]:
         return [alias for alias, target in self._aliases.items() if target == name]

@@ -110,14 +110,22 @@ class Settings(Spread):
     encoder_step_tokens: int = Field(
         2048, ge=1, le=1 << 20, description="Tokens an encoder reads in one step, at most (a longer text goes alone)."
     )
+    explain: bool = Field(True, description="Whether answers are explained (/v1/explain, the option explain).")
     explain_tokens: int = Field(
-        512, ge=0, le=1 << 20, description="Tokens of a text whose answer is explained, at most; 0: none is."
+        512, ge=1, le=1 << 20, description="Tokens of a text whose answer is explained, at most."
     )
-    explain_work: int = Field(
-        1 << 17,
+    explain_gflop: int = Field(
+        2000,
         ge=1,
         le=1 << 40,
-        description="Tokens that one explanation computes, at most: those of its text times steps, windows and goals.",
+        description="Billions of floating-point operations that one explanation computes, at most, by an estimate from "
+        "the network's shape; two cores do some 100 a second.",
+    )
+    explain_idle_seconds: float = Field(
+        600,
+        ge=0,
+        le=31_536_000,
+        description="A network that explains is given back after so long without a request for it; 0: it is kept.",
     )
     explain_mib: int = Field(16, ge=1, le=1 << 20, description="MiB that an explanation is told in, at most.")
     deterministic: bool = Field(

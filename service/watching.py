@@ -2,38 +2,38 @@
 
 Knows no text and no HTTP.  The one idea: what serves is packed, fused, maybe of eight bits, and shows nothing of its
 insides; so an explanation has the same checkpoint in float32, in plain torch, with what it takes held of the one budget
-of memory.  It stays until its model goes, or until the room is wanted for another's.
+of memory.  It stays until its model goes, until the room is wanted for another's, or until it was not asked for during
+the setting explain_idle_seconds.
 """
 
 import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import cast
+from functools import partial
+from typing import Protocol, cast
 
 import torch
 
 from models import checkpoint
 from models.checkpoint.description import Description
 from models.errors import ModelError
-from models.explain import METHODS, Asked, Text, Watched, bytes_of
+from models.explain import Watched
 from models.heads import LanguageHead
 from service.budget import Need, Sized, sized
 from service.engine.engine import Engine
-from service.engine.explainer import AT_ONCE, Explainer
+from service.engine.explainer import Explainer
 from service.engine.pace import SHARE
 from service.engine.reading import Head
-from service.errors import Conflict, NoRoom
-from service.explaining import MOST_FLOWING, MOST_WEIGHTS
+from service.errors import Conflict, NoRoom, PolyheadError
+from service.explain_cost import GIGA, PIECE, WorkLimit, need_of
 from service.loader import Loader, breathing
 from service.model import Model
 from service.outcome import aside
 from service.settings import Settings
-
-PIECE = 64  # tokens of an explanation that are computed at a time, before others have a turn
 
 log = logging.getLogger("polyhead.watching")
 
@@ -47,41 +47,94 @@ class Watch:
     need: Need
 
 
+class Timer(Protocol):
+    def cancel(self) -> None: ...
+
+
+def call_later(seconds: float, function: Callable[[], None]) -> Timer:
+    return asyncio.get_running_loop().call_later(seconds, function)
+
+
 class Watching:
-    """Lives on the event loop thread."""
+    """Lives on the event loop thread.  `later` calls a function after so many seconds."""
 
     def __init__(self, engine: Engine, settings: Settings, loader: Loader) -> None:
-        self._engine, self._settings, self._budget = engine, settings, loader.budget
+        self._engine, self._settings, self._loader, self._budget = engine, settings, loader, loader.budget
         self._reach, self._device = loader.reach, loader.place.device
         self._watches: OrderedDict[str, Watch] = OrderedDict()  # by model's name, the one asked last at the end
-        self._reading = asyncio.Lock()
+        self._timers: dict[str, Timer] = {}  # by model's name, of those that are given back when idle
+        self._releases: set[asyncio.Task[None]] = set()
+        self._changing = asyncio.Lock()  # held while a network is read or given back
+        self.later: Callable[[float, Callable[[], None]], Timer] = call_later
 
     def worker(self, model: Model) -> Explainer | None:
         """The one that explains just this model, if it is there."""
         watch = self._watches.get(model.name)
         return watch.worker if watch and watch.model is model else None
 
+    def held(self, name: str) -> int:
+        """Bytes of the budget that the network explaining the model of that name holds; 0 if it is not there."""
+        return self._watches[name].need.total if name in self._watches else 0
+
     async def watch(self, model: Model, source: str) -> Mapping[str, tuple[int, int]]:
         """See to it that it is there: the layers and heads of each kind of attention.
 
-        Raises NoRoom, and Conflict where its source cannot be read any more.
+        Until the caller awaits again, it stays there.  Raises NoRoom, and Conflict where its source cannot be read any
+        more.
         """
-        async with self._reading:
+        async with self._changing:
             if self.worker(model) is None:
                 await self._forget(model.name)  # of another that had the name
                 await self._read(model, source)
             self._watches.move_to_end(model.name)
+            self._start_timer(model.name)
             return self._watches[model.name].worker.layout
 
     async def forget(self, model: Model) -> None:
         """Let go of the one that explains a model; who is being explained to is told so."""
-        if self.worker(model) is not None:
-            await self._forget(model.name)
+        async with self._changing:
+            if self.worker(model) is not None:
+                await self._forget(model.name)
 
     async def _forget(self, name: str) -> None:
+        """The budget has its memory again when the system has it."""
+        self._stop_timer(name)
         if watch := self._watches.pop(name, None):
             await self._engine.retire(watch.worker, 0.0)
+            await self._engine.call(watch.worker.release)
+            await self._loader.give_back()
             self._budget.release(watch.need)
+
+    def _start_timer(self, name: str) -> None:
+        """Count its idle time from now on."""
+        self._stop_timer(name)
+        if seconds := self._settings.explain_idle_seconds:
+            self._timers[name] = self.later(seconds, partial(self._on_timer, name))
+
+    def _stop_timer(self, name: str) -> None:
+        if timer := self._timers.pop(name, None):
+            timer.cancel()
+
+    def _on_timer(self, name: str) -> None:
+        del self._timers[name]
+        release = asyncio.create_task(self._release_idle(name))
+        self._releases.add(release)
+        release.add_done_callback(self._releases.discard)
+
+    async def _release_idle(self, name: str) -> None:
+        async with self._changing:
+            if name not in self._watches or name in self._timers:  # it was asked for while the lock was waited for
+                return
+            if self._engine.open(self._watches[name].worker):
+                self._start_timer(name)
+                return
+            held = self.held(name)
+            try:
+                await self._forget(name)
+            except PolyheadError as error:  # the engine ends
+                log.info("the network that explains %s is not given back: %s", name, error.message)
+            else:
+                log.info("%s was not explained lately: %.0f MiB are free again", name, held / 2**20)
 
     async def _read(self, model: Model, source: str) -> None:
         began = time.perf_counter()
@@ -122,29 +175,5 @@ class Watching:
         loaded = checkpoint.read(model.source, what, dtype=torch.float32, device=self._device, progress=progress)
         watched, reads = Watched(loaded.network, loaded.head), loaded.writing is not None
         head = None if reads or isinstance(loaded.head, LanguageHead) else cast(Head, loaded.head)
-        return Explainer(watched, head, model=model.name, reads=reads, piece=PIECE)
-
-
-def need_of(size: Sized, settings: Settings) -> Need:
-    """Of a network that explains: its weights in float32, and what its longest text takes."""
-    numbers = size.size
-    return Need(
-        name=size.name,
-        weights=numbers.weights(torch.float32),
-        cache=0,
-        workspace=numbers.tokenizer + most_bytes(size, min(settings.explain_tokens, size.context)),
-        loading=numbers.tokenizer + numbers.passing(torch.float32),
-        blocks=0,
-        block_size=0,
-    )
-
-
-def most_bytes(size: Sized, tokens: int) -> int:
-    """Whatever is asked: one piece is computed at a time, and what is found of those that take turns is kept."""
-    body, reader = size.config, size.reader
-    taken = 0
-    for method in METHODS:
-        some = (0,) * (min(tokens, MOST_FLOWING) if method == "attention_flow" else tokens)
-        asked = Asked(Text(some, source=some if reader else ()), method, goals=(((0, 0),),), layers=(0,), heads=(0,))
-        taken = max(taken, bytes_of(reader or body, body, asked, PIECE))
-    return taken + AT_ONCE * MOST_WEIGHTS * torch.float32.itemsize
+        limit = WorkLimit(loaded.config, loaded.body, self._settings.explain_gflop * GIGA)
+        return Explainer(watched, head, model=model.name, reads=reads, piece=PIECE, bound=limit.check)

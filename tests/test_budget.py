@@ -31,9 +31,10 @@ from models.checkpoint.tensors import Entry
 from models.native.executor import NativeExecutor
 from models.native.library import runnable
 from service import cli, machine
-from service.budget import MIB, Budget, Sized, least, need, sized
+from service.budget import MIB, Budget, Sized, least, mib, need, sized
 from service.errors import NoRoom
 from service.executors import executor_of
+from service.explain_cost import need_of
 from service.settings import Settings
 
 GROWTH = Path(__file__).with_name("growth.py")
@@ -451,7 +452,8 @@ def run_check(*arguments: str) -> Any:
 
 
 def test_check_prints_the_plan(tiny_generator: Path, tiny_classifier: Path) -> None:
-    result = run_check("--cache-tokens", "512", f"chat={tiny_generator}", str(tiny_classifier), "--memory-mib", "100")
+    sources = (f"chat={tiny_generator}", str(tiny_classifier))
+    result = run_check("--cache-tokens", "512", *sources, "--memory-mib", "100", "--explain", "false")
     assert result.exit_code == 0, result.output
     header, chat, judge, together, limit = result.stdout.splitlines()
     assert header.split() == ["model", "weights", "cache", "workspace", "total"]
@@ -459,6 +461,23 @@ def test_check_prints_the_plan(tiny_generator: Path, tiny_classifier: Path) -> N
     assert re.fullmatch(r"model-2 +1 +- +\d+ +\d+", judge)
     assert together.split()[0] == "together"
     assert limit == "100 MiB are set for models"
+
+
+def test_check_has_a_column_of_what_explanations_take(tiny_generator: Path, tiny_classifier: Path) -> None:
+    sources = (f"chat={tiny_generator}", str(tiny_classifier))
+    result = run_check("--cache-tokens", "512", *sources, "--memory-mib", "4000")
+    assert result.exit_code == 0, result.output
+    header, *rows, limit = result.stdout.splitlines()
+    assert header.endswith("total  to explain")
+    own = [need_of(described(folder), settings()).total for folder in (tiny_generator, tiny_classifier)]
+    assert [int(row.split()[-1]) for row in rows] == [*map(mib, own), sum(map(mib, own))]
+    assert limit == "4000 MiB are set for models"
+    small = run_check("--cache-tokens", "512", *sources, "--memory-mib", "100")
+    assert small.exit_code == 0, small.output
+    named = ", ".join(f"{name} ({mib(need)})" for name, need in zip(("chat", "model-2"), own, strict=True))
+    assert re.fullmatch(
+        rf"\d+ MiB are left for explanations: too few for {re.escape(named)}", small.stdout.splitlines()[-1]
+    )
 
 
 def test_check_says_what_to_change(middling_generator: Path) -> None:
@@ -499,12 +518,12 @@ def test_check_goes_on_after_a_refused_source(tiny_generator: Path, tiny_classif
     cut = shutil.copytree(tiny_classifier, tmp_path / "cut")
     (cut / "model.safetensors").write_bytes(b"")
     sources = ("/nowhere", f"chat={tiny_generator}", f"cut={cut}", f"cut:spam={tmp_path}", f"judge={tiny_classifier}")
-    result = run_check(*sources, "--cache-tokens", "512", "--memory-mib", "100")
+    result = run_check(*sources, "--cache-tokens", "512", "--memory-mib", "900")
     assert result.exit_code == 1
     header, *rows, limit = result.stdout.splitlines()
     assert header.split()[0] == "model"
     assert [row.split()[0] for row in rows] == ["chat", "judge", "together"]
-    assert limit == "100 MiB are set for models"
+    assert limit == "900 MiB are set for models"
     nowhere, broken, spam = result.stderr.splitlines()
     assert nowhere.startswith("polyhead: model: /nowhere: there is no such folder")
     assert broken.startswith(f"polyhead: cut: {cut / 'model.safetensors'}: ")

@@ -57,7 +57,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory, tiny_classifier: Path, tin
 
 @pytest.fixture(scope="module")
 def server(folders: dict[str, Path]) -> Iterator[Process]:
-    process = Process(*(f"{name}={folder}" for name, folder in folders.items()), "--explain-tokens", "48")
+    process = Process(
+        *(f"{name}={folder}" for name, folder in folders.items()), "--explain-tokens", "48", "--explain-gflop", "100"
+    )
     process.ready()
     yield process
     process.stop()
@@ -224,7 +226,8 @@ REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("talker", {"target": {"text": "fox " * 200}}, 400, "the model takes 256"),
     ("talker", {"input": "fox " * 30}, 413, "at most 48 are explained"),
     ("talker", {"input": ["a", "b"]}, 400, "input: talker reads a text or messages"),
-    ("talker", {"method": "integrated_gradients", "steps": 1000, "max_tokens": 20}, 413, "ask for fewer steps"),
+    ("talker", {"method": "integrated_gradients", "steps": 1000, "max_tokens": 20}, 413, "; ask for at most "),
+    ("talker", {"method": "integrated_gradients", "steps": 1000, "max_tokens": 20}, 413, "GFLOP, at most 100 are"),
     ("nobody", {"input": "a"}, 404, "no model is called 'nobody'"),
 ]
 
@@ -248,11 +251,21 @@ def test_options_that_do_not_fit_an_answer(server: Process) -> None:
 
 
 def test_a_server_may_explain_nothing(folders: dict[str, Path]) -> None:
-    process = Process(f"judge={folders['judge']}", "--explain-tokens", "0")
+    """The route is not there, and the option is refused before anything is computed."""
+    process = Process(*(f"{name}={folders[name]}" for name in ("judge", "talker")), "--explain", "false")
     process.ready()
-    answer = ask(process, "/v1/explain", {"model": "judge", "input": TEXT})
-    assert (answer.status_code, "explain_tokens is 0" in answer.text) == (400, True)
-    assert httpx.get(process.url + "/v1/models").json()["data"][0]["explain"] == []
+    off = "this server explains no answers: its setting explain is off"
+    for path, body, status, said in (
+        ("/v1/explain", {"model": "judge", "input": TEXT}, 404, off),
+        ("/models/judge", {"inputs": TEXT, "explain": {}}, 400, f"explain: {off}"),
+        ("/v1/completions", {"model": "talker", "prompt": "a", "max_tokens": 4, "explain": {}}, 400, f"explain: {off}"),
+    ):
+        answer = ask(process, path, body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["message"] if isinstance(error, dict) else error) == (status, said)
+    assert [model["explain"] for model in httpx.get(process.url + "/v1/models").json()["data"]] == [[], []]
+    assert httpx.get(process.url + "/v1/models/judge").json()["explain"] == []
+    assert process.rest().total("requests_received_total") == 0
     process.stop()
 
 

@@ -2,20 +2,21 @@
 
 import asyncio
 import shutil
-from collections.abc import Generator
+import threading
+from collections.abc import Callable, Generator
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from engine_fakes import ask, finish, turn
 from test_registry import serving
 
 from models import checkpoint
-from models.explain import Explanation, Watched, explain
+from models.explain import METHODS, Explanation, Watched, explain
 from service.engine import explainer
 from service.engine.explainer import AT_ONCE, Explainer
-from service.errors import Conflict, Expired, NoRoom, StepFailed
+from service.errors import AnswerTooLarge, Conflict, Expired, NoRoom, StepFailed, Unavailable
 from service.registry import Registry
 from service.request import Done, Explain, Explained, Failed, Method, Terms
 
@@ -171,3 +172,203 @@ def test_two_who_ask_first_read_once(tiny_classifier: Path) -> None:
         assert before - served.memory()[1] == one
 
     serving({"judge": tiny_classifier}, act)
+
+
+# ---- idle networks
+
+
+class Later:
+    """In the place of a clock: what is to be called, which the test calls when it wants to."""
+
+    def __init__(self) -> None:
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self, seconds: float, function: Callable[[], None]) -> "Timer":
+        self.due.append((seconds, function))
+        return Timer(self, (seconds, function))
+
+    async def pass_by(self, served: Registry) -> None:
+        """The time of all that is due is over; what that begins has ended."""
+        self.fire()
+        await asyncio.gather(*served._watching._releases)
+
+    def fire(self) -> None:
+        due, self.due = self.due, []
+        for _, function in due:
+            function()
+
+
+class Timer:
+    def __init__(self, later: Later, entry: tuple[float, Callable[[], None]]) -> None:
+        self.later, self.entry = later, entry
+
+    def cancel(self) -> None:
+        self.later.due.remove(self.entry)
+
+
+async def watched_judge(served: Registry) -> tuple[Any, Later, int]:
+    """A model, its clock, and the budget that is free before its network is there."""
+    served._watching.later = later = Later()
+    await served.load_all()
+    judge, free = served.resolve("judge", ["classify"]), served.memory()[1]
+    await served.watch(judge)
+    return judge, later, free
+
+
+def test_an_idle_network_is_given_back_and_read_again(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        judge, later, free = await watched_judge(served)
+        first = served._watching.worker(judge)
+        assert first is not None
+        assert [seconds for seconds, _ in later.due] == [7.0]
+        await served.watch(judge)
+        assert len(later.due) == 1, "its time begins anew with each request"
+        [known] = served.known()
+        assert known.explaining == free - served.memory()[1] > 0
+        await later.pass_by(served)
+        assert served.memory()[1] == free
+        assert served.known()[0].explaining == 0
+        assert all(not each.numel() for each in first._watched.network.parameters()), "its numbers are gone"
+        with pytest.raises(Unavailable, match="the network that explains judge was given back"):
+            served.submit(judge, [why()])
+        await served.watch(judge)
+        assert served._watching.worker(judge) is not first
+        [stream] = served.submit(judge, [why()])
+        assert [type(event) async for event in stream] == [Explained, Done]
+        assert free - served.memory()[1] == known.explaining
+
+    serving({"judge": tiny_classifier}, act, explain_idle_seconds=7)
+
+
+def test_a_network_is_kept_for_ever_where_no_time_is_set(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        _, later, _ = await watched_judge(served)
+        assert later.due == []
+
+    serving({"judge": tiny_classifier}, act, explain_idle_seconds=0)
+
+
+def test_a_network_that_explains_is_not_idle(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        judge, later, free = await watched_judge(served)
+        [stream] = served.submit(judge, [why()])
+        await later.pass_by(served)
+        assert served.memory()[1] < free
+        assert len(later.due) == 1, "its time begins anew"
+        assert [type(event) async for event in stream] == [Explained, Done]
+        await later.pass_by(served)
+        assert served.memory()[1] == free
+
+    serving({"judge": tiny_classifier}, act)
+
+
+def test_a_request_that_comes_before_the_release_keeps_the_network(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        judge, later, _ = await watched_judge(served)
+        kept = served._watching.worker(judge)
+        later.fire()  # the release is a task that has not begun
+        await served.watch(judge)
+        [stream] = served.submit(judge, [why()])
+        await asyncio.gather(*served._watching._releases)
+        assert served._watching.worker(judge) is kept
+        assert [type(event) async for event in stream] == [Explained, Done]
+
+    serving({"judge": tiny_classifier}, act)
+
+
+def test_a_request_that_comes_during_the_release_waits_and_is_counted_once(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        judge, later, free = await watched_judge(served)
+        one, go_on, held = free - served.memory()[1], threading.Event(), threading.Event()
+        busy = asyncio.create_task(served._engine.call(lambda: (held.set(), go_on.wait())))
+        await asyncio.to_thread(held.wait)
+        later.fire()
+        while served._watching.worker(judge) is not None:
+            await asyncio.sleep(0)
+        asking = asyncio.create_task(served.watch(judge))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not asking.done()
+        assert free - served.memory()[1] == one, "the budget has it when the system has it"
+        go_on.set()
+        await asyncio.gather(asking, busy)
+        [stream] = served.submit(judge, [why()])
+        assert [type(event) async for event in stream] == [Explained, Done]
+        assert free - served.memory()[1] == one
+        await later.pass_by(served)
+        assert served.memory()[1] == free
+
+    serving({"judge": tiny_classifier}, act)
+
+
+def test_a_model_that_goes_while_its_network_is_read_leaves_nothing(tiny_classifier: Path, tiny_embedder: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        judge = served.resolve("judge", ["classify"])
+        reading = asyncio.create_task(served.watch(judge))
+        await asyncio.sleep(0)  # it has begun
+        await served._watching.forget(judge)
+        await reading
+        assert served._watching.worker(judge) is None
+        assert served.known()[0].explaining == 0
+
+    serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
+
+
+# ---- how much work
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+@pytest.mark.parametrize("end", ["abort", "deadline"])
+def test_work_ends_with_the_piece_that_is_computed(
+    worker: Explainer, method: Method, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces, closed = list[int](), list[bool]()
+
+    def counted(*given: Any, **named: Any) -> Generator[None, None, Explanation]:
+        try:
+            for number in range(1000):
+                pieces.append(number)
+                yield
+            return (yield from METHODS[given[1].method](given[0], given[1], named["piece"]))
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(explainer, "explain", counted)
+    goals = () if method.startswith("attention") else (((0, 1),),)
+    leaving, staying = ask(
+        worker,
+        Explain("left", TOKENS, method, goals=goals, terms=Terms(deadline=perf_counter() + 3600)),
+        Explain("stays", TOKENS, "attention"),
+    )
+    turn(worker)
+    turn(worker)
+    assert len(pieces) == 2, "one piece each"
+    if end == "abort":
+        worker.abort(leaving)
+    else:
+        [(ticket, event)] = worker.expire(perf_counter() + 7200)
+        assert ticket is leaving
+        assert isinstance(event, Failed)
+        assert isinstance(event.error, Expired)
+    assert closed == [True]
+    turn(worker)
+    assert pieces == [0, 0, 1], "only the other goes on"
+    worker.abort(staying)
+    assert not worker.busy
+
+
+def test_what_is_too_much_work_is_refused_before_anything_is_computed(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        judge, _, _ = await watched_judge(served)
+        steps = served._engine.steps
+        much = Explain("much", TOKENS * 3, "integrated_gradients", goals=(((0, 1),),), steps=1000)
+        with pytest.raises(
+            AnswerTooLarge, match=r"at most 1 are computed \(the server's setting explain_gflop\); ask for "
+        ):
+            served.submit(judge, [much])
+        assert served._engine.steps == steps
+        [stream] = served.submit(judge, [why()])
+        assert [type(event) async for event in stream] == [Explained, Done]
+
+    serving({"judge": tiny_classifier}, act, explain_gflop=1)

@@ -7,7 +7,7 @@ between pieces of work, so that whoever drives it can let others compute in betw
 from collections.abc import Callable, Generator
 
 from models.explain.asked import PIECE, Asked, Attribution, Explanation, Goal, Method, Text, Weights
-from models.explain.estimate import bytes_of
+from models.explain.estimate import bytes_of, operations_of
 from models.explain.gradients import gradient_x_input, integrated_gradients
 from models.explain.looking import attention, attention_flow, attention_rollout
 from models.explain.occlusion import occlusion
@@ -26,6 +26,7 @@ __all__ = [
     "Weights",
     "bytes_of",
     "explain",
+    "operations_of",
 ]
 
 Steps = Generator[None, None, Explanation]

@@ -4,9 +4,12 @@ Knows configurations, and computes nothing.  The one idea: a backward pass needs
 a forward pass alone what one layer has at a time; what grows with pairs of rows is counted apart.
 """
 
+from math import ceil
+
 from models.config import ModelConfig
-from models.explain.asked import PIECE, Asked
+from models.explain.asked import PIECE, Asked, Text
 from models.explain.lens import ROWS
+from models.explain.occlusion import windows
 
 FLOAT = 4
 DOUBLE = 8
@@ -14,6 +17,9 @@ SLOPES = ("gradient_x_input", "integrated_gradients")
 TOGETHER = ("attention_rollout", "attention_flow")
 GRAPH = 12  # numbers of 8 bytes for each pipe, while flows are looked for
 SLACK = 1 << 20  # what is small: indices, scores, vectors of a text
+FEWEST_ROWS = 8  # a pass takes as long for one row as for so many: its weights have to be read
+A_LAYER = 20_000_000  # operations that fit in the time in which the calls of one layer are begun
+A_PIPE = 2000  # operations that fit in the time that one flow takes for one pipe, on one core
 
 
 def bytes_of(config: ModelConfig, body: ModelConfig, asked: Asked, piece: int = PIECE) -> int:
@@ -80,3 +86,71 @@ def _plates(config: ModelConfig, body: ModelConfig, asked: Asked) -> int:
         total += answer * (FLOAT + each)
         most = max(most, 3 * FLOAT * heads * min(ROWS, rows) * columns)
     return total + most
+
+
+def operations_of(config: ModelConfig, body: ModelConfig, asked: Asked, piece: int = PIECE) -> int:
+    """Floating-point operations, two for each product that is added: of all passes, forward and back.
+
+    What takes time and is no such operation (reading weights for few rows, beginning calls, flows) counts as the
+    operations that fit in that time on a core that does some 50 GFLOP a second.  `config` and `body`: see `bytes_of`.
+    """
+    text, goals = asked.text, max(len(asked.goals), 1)
+    together = max(1, piece // max(1, text.rows))
+    total = _pass(config, body, asked.beside, 1) if asked.beside is not None and asked.goals else 0
+    match asked.method:
+        case "attention" | "attention_rollout":
+            return total + _pass(config, body, text, 1)
+        case "attention_flow":
+            return total + _pass(config, body, text, 1) + A_PIPE * _pipes(config, body, text)
+        case "gradient_x_input":
+            return total + (1 + goals) * _pass(config, body, text, 1)
+        case "integrated_gradients":
+            return (
+                total
+                + (1 + goals) * _passes(config, body, text, asked.steps, together)
+                + 2 * _pass(config, body, text, 1)
+            )
+        case "occlusion":
+            hidden = sum(1 for _ in windows(asked))
+            return total + _pass(config, body, text, 1) + _passes(config, body, text, hidden, together)
+
+
+def _passes(config: ModelConfig, body: ModelConfig, text: Text, count: int, together: int) -> int:
+    """Of so many texts, some at a time."""
+    whole, left = divmod(count, together)
+    total = whole * _pass(config, body, text, together)
+    return total + (_pass(config, body, text, left) if left else 0)
+
+
+def _pass(config: ModelConfig, body: ModelConfig, text: Text, count: int) -> int:
+    """Forward or back, of `count` texts together."""
+    read, written = len(text.source), len(text.tokens)
+    total = _body(body, written, count)
+    if read:
+        total += _body(config, read, count) + _crossing(body, read, written, count)
+    return total
+
+
+def _body(config: ModelConfig, rows: int, count: int) -> int:
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    mlp = (3 if config.gated_mlp else 2) * config.width * config.mlp_width
+    matrices = config.width * (2 * inner + 2 * kept) + mlp
+    products = 4 if config.position in ("distance", "relative") else 2  # of queries, keys, values and distances
+    pairs = products * inner * count * rows * rows
+    before = config.embedding_width * config.width
+    used = max(count * rows, FEWEST_ROWS)
+    return 2 * (config.depth * (used * matrices + pairs) + used * before) + config.depth * A_LAYER
+
+
+def _crossing(config: ModelConfig, read: int, written: int, count: int) -> int:
+    """What a body that writes looks at the one that reads with."""
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    own, theirs = max(count * written, FEWEST_ROWS), max(count * read, FEWEST_ROWS)
+    matrices = config.width * (own * 2 * inner + theirs * 2 * kept)
+    return 2 * config.depth * (matrices + 2 * inner * count * written * read)
+
+
+def _pipes(config: ModelConfig, body: ModelConfig, text: Text) -> int:
+    """Of all flows: one for each row and each of the `n` tokens it sees, through `n` times `n` pipes a layer."""
+    part, rows = (config, len(text.source)) if text.source else (body, len(text.tokens))
+    return part.depth * (ceil(rows**4 / 4) if part.causal else rows**4)

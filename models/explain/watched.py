@@ -46,6 +46,12 @@ class Watched:
         }
         self.silenced: set[tuple[Part, int, int]] = set()
 
+    def release(self) -> None:
+        """Let go of all numbers: the memory is free at once, also where a cycle of references keeps the network."""
+        for module in (self.network, self.head):
+            for each in (*module.parameters(), *module.buffers()):
+                each.data = each.new_empty(0)
+
     @property
     def layout(self) -> Mapping[Part, Shape]:
         """Of each part that has attention; a recurrent network's is one head that looks across."""

@@ -161,5 +161,6 @@ def write_known(known: Known) -> dict[str, Any]:
         **described(known.state),
         "task": known.task,
         "memory_bytes": known.memory,
+        "explain_memory_bytes": known.explaining,
         "aliases": list(known.aliases),
     }

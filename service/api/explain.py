@@ -9,11 +9,12 @@ from typing import get_args
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from service.api.dialect import about, body, permitted, takes
+from service.api.dialect import about, body, permitted, server, takes
 from service.api.explain_wire import why_of
-from service.api.explaining import ExplainRequest, Question, explained, given_of
+from service.api.explaining import OFF, ExplainRequest, Question, explained, given_of
 from service.api.reading import MANY, spelled
 from service.api.stream import answer
+from service.errors import NotFound
 from service.request import Task
 
 router = APIRouter(tags=["explanations"])
@@ -21,6 +22,8 @@ router = APIRouter(tags=["explanations"])
 
 @router.post("/v1/explain", openapi_extra=takes(ExplainRequest), summary="Why a model answers so.")
 async def explain(request: Request) -> Response:
+    if not server(request).settings.explain:
+        raise NotFound(OFF)
     wire = await body(request, ExplainRequest)
     return await answer(request, told(request, wire))
 

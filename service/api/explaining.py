@@ -19,7 +19,6 @@ from service.api.dialect import Wire, Work, at_most, between, described, server,
 from service.api.explain_wire import Explaining
 from service.errors import BadRequest, PolyheadError, StepFailed
 from service.explaining import (
-    Layout,
     Subject,
     Why,
     check_room,
@@ -40,6 +39,7 @@ from service.transcript import EventSource, Submit
 
 MOST_WRITTEN = 256  # tokens that are explained
 MOST_MESSAGES = 1024
+OFF = "this server explains no answers: its setting explain is off"
 
 
 class Said(Wire):
@@ -104,29 +104,28 @@ class Question:
 
 async def explained(asked: Question, given: Given) -> dict[str, Any]:
     """What is said of why `given` is answered as it is."""
-    layout = await watched(asked)
+    check_target(asked.model, asked.why)
     if isinstance(given, tuple) or (isinstance(given, str) and asked.model.task != "generate"):
-        return await looked_into(asked, await answered(asked, given), layout)
-    return await looked_into(asked, await continued(asked, given), layout)
+        return await looked_into(asked, await answered(asked, given))
+    return await looked_into(asked, await continued(asked, given))
 
 
 async def explained_writing(asked: Question, prompt: Prompt, tokens: Sequence[int]) -> dict[str, Any]:
     """The same of tokens that were written already."""
-    layout = await watched(asked)
-    first = await prompted(asked, prompt, max(len(tokens), 1))
-    return await looked_into(asked, written_subject(asked.model, prompt, first, tokens), layout)
-
-
-async def watched(asked: Question) -> Layout:
-    """There is what explains it, and it can be asked so; else BadRequest."""
-    if not server(asked.request).settings.explain_tokens:
-        raise BadRequest("model: this server explains no answers; explain_tokens is 0", param="model")
     check_target(asked.model, asked.why)
-    return await server(asked.request).watch(asked.model)
+    first = await prompted(asked, prompt, max(len(tokens), 1))
+    return await looked_into(asked, written_subject(asked.model, prompt, first, tokens))
 
 
-async def looked_into(asked: Question, subject: Subject, layout: Layout) -> dict[str, Any]:
+def check_on(request: Request) -> None:
+    """Raises BadRequest for the option `explain` of a server that explains no answers."""
+    if not server(request).settings.explain:
+        raise BadRequest(f"explain: {OFF}", param="explain")
+
+
+async def looked_into(asked: Question, subject: Subject) -> dict[str, Any]:
     call, model, why = f"explain-{uuid.uuid4().hex}", asked.model, asked.why
+    layout = await server(asked.request).watch(model)  # nothing is awaited between this and the submission
     explanation.check_size(why, subject, layout, server(asked.request).settings)
     [source] = asked.submit([request_of(model, why, subject, call, asked.terms)])
     return explanation.written(call, model, why, subject, await outcome(source))

@@ -23,7 +23,7 @@ from service.api import hf_wire as asked
 from service.api import hf_write as said
 from service.api.body import parsed
 from service.api.dialect import Dialect, about, permitted, server, takes
-from service.api.explaining import Question, explained
+from service.api.explaining import Question, check_on, explained
 from service.api.generation_write import chunks, write_error
 from service.api.reading import Replies, Writing, all_of, kinded, read, written
 from service.api.stream import EventStream, JsonResponse, answer, events
@@ -186,6 +186,8 @@ async def piped(request: Request, wire: asked.Call, model: Model, pipeline: Pipe
     reading = replace(pipeline.read(wire), partial=wire.partial and not wire.is_one)
     check_pairs(wire, len(reading.inputs), server(request).settings.max_batch_texts)
     why = wire.why() if isinstance(wire, asked.Explainable) else None
+    if why is not None:
+        check_on(request)
     answers, writing = await read(request, wire, model, reading), pipeline.write(wire, model)
     if why is None:
         return await written(request, pipeline.through(wire, model, answers), writing)

@@ -17,7 +17,7 @@ from starlette.responses import Response
 from service.api import generating
 from service.api.alike import write_error
 from service.api.dialect import Dialect, about, body, permitted, server, several, takes, visit
-from service.api.explaining import Question, explained_writing
+from service.api.explaining import Question, check_on, explained_writing
 from service.api.generating import Answers
 from service.api.openai_chat import chat_usage, chunks_chat, write_chat
 from service.api.openai_sampling import Sampled
@@ -58,6 +58,8 @@ async def completions(request: Request) -> Response:
 
 async def complete(request: Request, wire: CompletionRequest) -> Response:
     asked, why = read_completion(wire), wire.why()
+    if why is not None:
+        check_on(request)
     spelled = await echoes(request, wire) if wire.echo else ()
     call = replace(called("cmpl", wire), echoes=spelled, logprobs=wire.logprobs >= 0)
     count, answers = await begun(request, wire, call, asked)
@@ -158,14 +160,14 @@ async def embed(request: Request, wire: EmbeddingRequest) -> Response:
 
 @router.get("/v1/models", summary="What is served and ready.")
 async def models(request: Request) -> Response:
-    explained = server(request).settings.explain_tokens > 0
+    explained = server(request).settings.explain
     return JsonResponse(write_models(permitted(request).models(), explained=explained))
 
 
 @router.get("/v1/models/{name:path}", summary="One of what is served.")
 async def model(request: Request) -> Response:
     found = permitted(request).resolve(request.path_params["name"], get_args(Task))
-    return JsonResponse(write_model(found, explained=server(request).settings.explain_tokens > 0))
+    return JsonResponse(write_model(found, explained=server(request).settings.explain))
 
 
 DIALECT = Dialect(name="OpenAI", prefixes=("/v1",), error=write_error, status=attrgetter("status"), router=router)

@@ -28,14 +28,24 @@ Job = Generator[None, None, Explanation]
 class Explainer:
     """`piece`: about as many rows are computed at a time, then others have a turn.
 
-    `head` answers for what is read, None where it is gone on with; `reads`: one sequence is read and another written.
+    `head` answers for what is read, None where it is gone on with; `reads`: one sequence is read and another written;
+    `bound` raises a PolyheadError for a request that is too much work.
     """
 
     task: Duty = "explain"
     patient = True
 
-    def __init__(self, watched: Watched, head: Head | None, *, model: str, reads: bool, piece: int) -> None:
-        self.model = model
+    def __init__(
+        self,
+        watched: Watched,
+        head: Head | None,
+        *,
+        model: str,
+        reads: bool,
+        piece: int,
+        bound: Callable[[Asked], None] = lambda asked: None,  # noqa: ARG005
+    ) -> None:
+        self.model, self._bound = model, bound
         self._watched, self._head, self._piece = watched, head, piece
         self._read = (0,) if reads else ()  # the shortest source
         self._pending: Pending[Explain] = Pending()
@@ -56,6 +66,11 @@ class Explainer:
         assert isinstance(request, Explain)
         if not request.tokens:
             raise BadRequest("the text has no tokens", param="input")
+        self._bound(asked_of(request))
+
+    def release(self) -> None:
+        """Let go of the network's memory.  The worker takes no request any more."""
+        self._watched.release()
 
     def detach(self, number: int) -> None:
         """There are no adapters beside a network that explains: each is merged into one of its own."""

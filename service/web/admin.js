@@ -68,8 +68,9 @@ class Admin {
   list({ models, memory }) {
     const rows = models.map((each) => element("tr", {}, element("th", { scope: "row" }, each.name), element("td", {}, each.source),
       element("td", {}, each.error ?? each.state), element("td", {}, `${number(each.memory_bytes / MIB)} MiB`),
+      element("td", {}, `${number(each.explain_memory_bytes / MIB)} MiB`),
       element("td", {}, element("button", { type: "button", class: "quiet", onclick: () => this.unload(each.name) }, `Unload ${each.name}`))));
-    const heads = ["Name", "Source", "State", "Memory", "Change"].map((each) => element("th", { scope: "col" }, each));
+    const heads = ["Name", "Source", "State", "Memory", "To explain", "Change"].map((each) => element("th", { scope: "col" }, each));
     const free = `${number(memory.free_bytes / MIB)} of ${number(memory.limit_bytes / MIB)} MiB are free.`;
     this.inside.replaceChildren(
       element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Served models" },
