@@ -39,7 +39,7 @@ export function mountAttention(container, ctx) {
     session.state.target = ctx.target ?? null;
   }
   session.ctx = ctx;
-  const lacking = viewsOf(ctx.model).length === 0 ? "This server does not explain what this model answers." : absent(ctx.input);
+  const lacking = viewsOf(ctx.model).length === 0 ? "This server explains no answers: its setting explain is off." : absent(ctx.input);
   container.replaceChildren(lacking ? element("p", { class: "attn-note" }, lacking) : session.root);
   if (lacking) session.turn.abort();
   else session.refresh();

@@ -9,7 +9,9 @@ export function mountTranslate(container, page) {
   const text = area(TRANSLATED[0], 4);
   const beams = amount(4, 1, 16);
   const most = amount("", 1, page.model.max_tokens);
-  const aligned = ticked("Where it looked", (page.model.explain ?? ["attention"]).includes("attention"));
+  const explained = (page.model.explain ?? ["attention"]).includes("attention");
+  const aligned = ticked("Where it looked", explained);
+  aligned.row.hidden = !explained; // a server whose setting explain is off
   const place = answerPlace("What it wrote");
   const matrix = element("div", { class: "alignment", "aria-live": "off" });
   let input = "";
