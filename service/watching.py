@@ -176,4 +176,6 @@ class Watching:
         watched, reads = Watched(loaded.network, loaded.head), loaded.writing is not None
         head = None if reads or isinstance(loaded.head, LanguageHead) else cast(Head, loaded.head)
         limit = WorkLimit(loaded.config, loaded.body, self._settings.explain_gflop * GIGA)
-        return Explainer(watched, head, model=model.name, reads=reads, piece=PIECE, bound=limit.check)
+        worker = Explainer(watched, head, model=model.name, reads=reads, piece=PIECE)
+        worker.bound = limit.check
+        return worker

@@ -35,17 +35,9 @@ class Explainer:
     task: Duty = "explain"
     patient = True
 
-    def __init__(
-        self,
-        watched: Watched,
-        head: Head | None,
-        *,
-        model: str,
-        reads: bool,
-        piece: int,
-        bound: Callable[[Asked], None] = lambda asked: None,  # noqa: ARG005
-    ) -> None:
-        self.model, self._bound = model, bound
+    def __init__(self, watched: Watched, head: Head | None, *, model: str, reads: bool, piece: int) -> None:
+        self.model = model
+        self.bound: Callable[[Asked], None] = lambda asked: None  # noqa: ARG005
         self._watched, self._head, self._piece = watched, head, piece
         self._read = (0,) if reads else ()  # the shortest source
         self._pending: Pending[Explain] = Pending()
@@ -66,7 +58,7 @@ class Explainer:
         assert isinstance(request, Explain)
         if not request.tokens:
             raise BadRequest("the text has no tokens", param="input")
-        self._bound(asked_of(request))
+        self.bound(asked_of(request))
 
     def release(self) -> None:
         """Let go of the network's memory.  The worker takes no request any more."""
