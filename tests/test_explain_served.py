@@ -252,7 +252,7 @@ def test_a_server_may_explain_nothing(folders: dict[str, Path]) -> None:
     process.ready()
     answer = ask(process, "/v1/explain", {"model": "judge", "input": TEXT})
     assert (answer.status_code, "explain_tokens is 0" in answer.text) == (400, True)
-    assert httpx.get(process.url + "/v1/models").json()["data"][0]["explain"] == []
+    assert httpx.get(process.url + "/v1/models", timeout=PATIENCE).json()["data"][0]["explain"] == []
     process.stop()
 
 
