@@ -48,7 +48,7 @@ def test_help_is_fast() -> None:
 
 
 def computed(*arguments: str) -> float:
-    """Seconds of a processor, whoever else wants one."""
+    """Seconds of processor time, which a busy machine hardly changes."""
     before = os.times()
     subprocess.run([sys.executable, "-m", "service", *arguments], capture_output=True, check=True)
     after = os.times()

@@ -50,7 +50,7 @@ def test_the_image_is_for_cpus_unless_it_is_told_otherwise() -> None:
 
 
 def test_the_base_is_pinned_by_version_and_digest() -> None:
-    """Of the first stage; the second stands on the same, or on what whoever builds it names."""
+    """That of the first stage; the second has the same unless RUNTIME is given."""
     base, runtime = (rest for rest in told(BEFORE, "ARG") if rest.startswith(("BASE=", "RUNTIME=")))
     assert re.fullmatch(r"BASE=python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", base)
     assert runtime == "RUNTIME=${BASE}"

@@ -331,7 +331,7 @@ def test_other_threads_run_while_a_long_text_is_encoded() -> None:
 
     watching = threading.Thread(target=tick)
     watching.start()
-    for _ in range(20):  # it may have been the turn of other processes
+    for _ in range(20):  # other processes may have had the core
         began = time.perf_counter()
         assert len(SHARED.encode("Ünïcode: naïve café, 12345. " * 20_000)) > 20_000
         tenth = (time.perf_counter() - began) / 10
