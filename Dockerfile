@@ -1,13 +1,13 @@
 # Two stages: the first builds an environment, the second copies it and runs it as nobody in particular, with no shell.
 #   VARIANT      cpu, or gpu: torch with CUDA; the driver comes from the host (docker run --gpus all)
-#   BASE         an image with python3 >= 3.11 and venv
+#   BASE         an image with python3 >= 3.11 and venv; deploy/digests.sh looks up its digest anew
 #   RUNTIME      what the second stage stands on, if not BASE: the same Python at the same path; needs neither shell nor pip
 #   TORCH_INDEX  the index that has CPU builds of torch, where those that pip knows have none: PyTorch's page "Get started"
 #                names it for pip and CPU
 #   EXTRAS       which optional parts go in: with `ray` a replica of a cluster, which Kubernetes' operator for Ray starts
 #                by bash; the usual image has neither
 # A pip configuration is passed as the build secret `pip`, so that neither an index nor its password stays in a layer.
-ARG BASE=python:3.12-slim
+ARG BASE=python:3.12.15-slim-trixie@sha256:05cda9777409a9c3ffddd94a4c476b79f0769a0b4857f0c7ed9226b6800b0d6f
 ARG RUNTIME=${BASE}
 ARG VARIANT=cpu
 

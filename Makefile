@@ -4,6 +4,7 @@ PYTHON = python3
 HOST = 127.0.0.1
 PORT = 8000
 MINUTES = 5
+SECONDS = 60
 WORKERS = 2
 
 BIN = .venv/bin
@@ -13,7 +14,7 @@ TOOLS = .venv/.prometheus .venv/.helm
 TIMED = tests/test_probes.py
 
 .DEFAULT_GOAL = help
-.PHONY: help setup models serve test lint types layers tests probes browser cluster format bench soak conformance image manifests clean
+.PHONY: help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance image manifests clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -66,6 +67,9 @@ bench: .venv/.dev .venv/.native  ## measure against transformers, both in one ru
 
 soak: .venv/.dev .venv/.native  ## mixed load for MINUTES=5, then nothing may be left of it
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
+
+fuzz: .venv/.dev .venv/.native  ## random rows for the compiled step under sanitizers, SECONDS=60 for each instruction set
+	$(BIN)/pytest tests/test_native_sanitized.py -k random_rows --fuzz $(SECONDS) -rP
 
 conformance: .venv/.dev .venv/.native  ## the official clients; lm-eval's log-probabilities beside transformers'
 	$(BIN)/pytest tests/test_clients.py tests/test_messages_clients.py tests/test_tools_served.py tests/test_hf_clients.py

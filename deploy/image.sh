@@ -1,6 +1,7 @@
 #!/bin/bash
 # Builds the container image with docker where an engine answers, otherwise with buildah.
-#   NAME=polyhead  VARIANT=cpu  TORCH_INDEX=  BASE=python:3.12-slim  EXTRAS=hub,otel     deploy/image.sh
+#   NAME=polyhead  VARIANT=cpu  TORCH_INDEX=  BASE=  EXTRAS=hub,otel     deploy/image.sh
+# BASE is the Dockerfile's, by its digest, unless another is named.
 # VARIANT=gpu has torch with CUDA in it; TORCH_INDEX is explained in the Dockerfile.
 # With buildah and no BASE given, the base is made from Debian packages (deploy/base.sh): no image registry is asked.
 # Where buildah cannot mount layers over each other, STORAGE_DRIVER=vfs copies them.

@@ -16,10 +16,15 @@ import pytest
 import torch
 from crowd import Alone
 from edits import edited, with_tensors
+from hypothesis import HealthCheck, settings
 from processes import Faulted
 from watched import taken
 
 sys.dont_write_bytecode = False
+
+# An example that takes long says that the machine is busy, and nothing of what is tested.
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +45,13 @@ def threads_are_given_back() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="tests of the contract in their long form")
+    parser.addoption(
+        "--fuzz",
+        type=float,
+        default=0,
+        metavar="SECONDS",
+        help="how long the compiled step of each instruction set is driven with random rows under sanitizers",
+    )
 
 
 @pytest.fixture(scope="session")

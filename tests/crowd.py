@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-PATIENCE = 60.0  # seconds for one answer
+PATIENCE = 120.0  # seconds for one answer
 T = TypeVar("T")
 Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 COMPLETIONS = "/v1/completions"

@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 TRIES = 3  # of one request, as openai's client has it
 GONE = (httpx.RemoteProtocolError, httpx.ConnectError, httpx.ReadError, httpx.WriteError)
 

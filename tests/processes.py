@@ -19,7 +19,7 @@ import httpx
 from faults import Fault, write
 from nursery import Born, born
 
-PATIENCE = 60.0  # seconds; a busy machine imports slowly
+PATIENCE = 120.0  # seconds; a busy machine imports slowly
 SERVE = ("-m", "service", "serve")
 PROGRAMS = {"serve": SERVE, "faulty": (str(Path(__file__).with_name("faulty.py")),)}
 BUSY = ("requests_running", "requests_waiting", "kv_blocks_used", "tokens_in_flight", "http_requests_in_flight")
@@ -83,7 +83,7 @@ class Process:
             if found := condition():
                 return found
             if self.child.poll() is not None:  # its log may still say something
-                deadline = min(deadline, time.monotonic() + 1)
+                deadline = min(deadline, time.monotonic() + 5)
             time.sleep(0.01)
         raise TimeoutError(self.log)
 

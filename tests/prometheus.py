@@ -21,7 +21,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOYED = ROOT / "deploy" / "prometheus"
 FETCHED = Path(sys.prefix) / "tools"
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 def tool(name: str) -> str:
@@ -79,7 +79,7 @@ class Prometheus:
 
     def ready(self) -> None:
         """Before, it answers 503 to every question while it reads what it has stored."""
-        self.until(lambda: httpx.get(f"http://{self.address}/-/ready", verify=False).is_success)
+        self.until(lambda: httpx.get(f"http://{self.address}/-/ready", timeout=PATIENCE, verify=False).is_success)
 
     def ask(self, path: str, **parameters: str) -> Any:
         """The data of an answer of its API."""

@@ -5,7 +5,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-PATIENCE = 20.0
+PATIENCE = 120.0
 
 
 @dataclass

@@ -213,11 +213,16 @@ def draw(instructions: str) -> int:
     return steps
 
 
-def main(folder: Path, instructions: str) -> None:
+def exactly(folder: Path) -> None:
+    """From now on libraries are those of `folder`, and what they are given has exactly its size."""
     torch.set_num_threads(1)
     memory.Memory.zeros = exact  # type: ignore[method-assign]
     native.mapped = exact_bytes
     library.LIBRARIES = folder
+
+
+def main(folder: Path, instructions: str) -> None:
+    exactly(folder)
     steps = multiply(instructions) + spoil(instructions) + draw(instructions)
     steps += sum(generate(config, instructions) for config in (GENERATORS | ODD).values())
     steps += fuzz(instructions)

@@ -200,7 +200,7 @@ async def one(client: httpx.AsyncClient, path: str, content: Any) -> httpx.Respo
     return await client.post(path, json=content)
 
 
-async def until(condition: Callable[[], bool], seconds: float = 5.0) -> None:
+async def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
     async with asyncio.timeout(seconds):
         while not condition():
             await asyncio.sleep(0.001)

@@ -16,6 +16,9 @@ import pytest
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from models.checkpoint.tensors import Entry
+from models.executor import Rows
+from models.native.executor import NativeExecutor
+from models.torch_executor import TorchExecutor
 from service import loader
 from service.serve import assemble
 from service.settings import Settings
@@ -40,6 +43,18 @@ class Client:
 
     async def names(self) -> list[str]:
         return [model["name"] for model in (await self.ask("GET", "/admin/models")).json()["models"]]
+
+    async def changing(self) -> None:
+        """Until a model is being changed, half way."""
+        change = None
+        while not change or not change.get("progress", 1):
+            await asyncio.sleep(0.005)
+            change = (await self.ask("GET", "/admin/models")).json()["change"]
+
+    async def received(self, count: int) -> None:
+        """Until the engine has had so many requests for `chat`."""
+        while float(await self.metric('polyhead_requests_received_total{model="chat"') or 0) < count:
+            await asyncio.sleep(0.005)
 
     async def metric(self, sample: str) -> str:
         page = (await self.ask("GET", "/metrics")).text
@@ -89,11 +104,7 @@ def held(monkeypatch: pytest.MonkeyPatch) -> Callable[[], threading.Event]:
 async def during(client: Client, asked: Coroutine[Any, Any, httpx.Response]) -> AsyncIterator[asyncio.Task[Any]]:
     """While a change goes on that was asked for."""
     task = asyncio.create_task(asked)
-    for _ in range(1000):
-        change = (await client.ask("GET", "/admin/models")).json()["change"]
-        if change and change.get("progress", 1):
-            break
-        await asyncio.sleep(0.005)
+    await client.changing()
     yield task
     await task
 
@@ -267,7 +278,7 @@ def test_progress_as_events(tiny_classifier: Path, tiny_generator: Path, held: A
         go_on = held()
         asked = {"name": "chat", "source": str(tiny_generator), "stream": True}
         async with during(client, client.ask("POST", "/admin/models", asked)) as task:
-            await asyncio.sleep(0.15)
+            await asyncio.sleep(1)  # it is looked at ten times
             go_on.set()
         answer = task.result()
         assert answer.headers["content-type"].startswith("text/event-stream")
@@ -288,12 +299,10 @@ def test_a_client_that_leaves_does_not_stop_it(tiny_classifier: Path, tiny_gener
         go_on = held()
         asked = {"name": "chat", "source": str(tiny_generator)}
         task = asyncio.create_task(client.ask("POST", "/admin/models", asked))
-        await asyncio.sleep(0.1)
+        await client.changing()
         task.cancel()
         go_on.set()
-        for _ in range(500):
-            if await client.names() == ["judge", "chat"]:
-                break
+        while await client.names() != ["judge", "chat"]:
             await asyncio.sleep(0.01)
         assert (await client.says("chat")).status_code == 200
 
@@ -384,7 +393,7 @@ def test_a_broken_model_can_be_mended(tiny_generator: Path, tiny_classifier: Pat
 def test_unloading_waits_for_what_runs(tiny_generator: Path, tiny_classifier: Path) -> None:
     async def act(client: Client) -> None:
         running = asyncio.create_task(client.says("chat", 240))
-        await asyncio.sleep(0.05)
+        await client.received(1)
         leaving = asyncio.create_task(client.ask("DELETE", "/admin/models/chat", params={"drain_seconds": 60}))
         await asyncio.sleep(0.02)
         assert (await client.says("chat")).status_code == 404
@@ -394,10 +403,25 @@ def test_unloading_waits_for_what_runs(tiny_generator: Path, tiny_classifier: Pa
     serving(act, {"chat": tiny_generator, "judge": tiny_classifier})
 
 
-def test_unloading_does_not_wait_for_ever(tiny_generator: Path, tiny_classifier: Path) -> None:
+def slow_steps(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """A generator that takes so long for a token."""
+    for executor in (NativeExecutor, TorchExecutor):
+        real = executor.step
+
+        def step(self: Any, rows: Rows, real: Any = real) -> Any:
+            time.sleep(seconds)
+            return real(self, rows)
+
+        monkeypatch.setattr(executor, "step", step)
+
+
+def test_unloading_does_not_wait_for_ever(
+    tiny_generator: Path, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def act(client: Client) -> None:
+        slow_steps(monkeypatch, 0.05)
         running = [asyncio.create_task(client.says("chat", 250)) for _ in range(20)]
-        await asyncio.sleep(0.1)
+        await client.received(20)
         answer = await client.ask("DELETE", "/admin/models/chat", params={"drain_seconds": 0})
         assert answer.status_code == 200
         cut = [await task for task in running]
@@ -487,6 +511,7 @@ def test_streams_go_on_while_100_mib_are_read(
 ) -> None:
     """The longest wait for a token is a step of the new model that warms up, not the three seconds of reading."""
     gaps: list[float] = []
+    took: list[float] = []
 
     async def act(client: Client) -> None:
         slow_reading(monkeypatch, 0.03)
@@ -497,11 +522,12 @@ def test_streams_go_on_while_100_mib_are_read(
             assert (await client.says("chat", 1)).status_code == 200
             gaps.append(time.perf_counter() - last)
         assert loading.result().status_code == 200, loading.result().text
-        assert time.perf_counter() - began > 3
+        took.append(time.perf_counter() - began)
 
     serving(act, {"chat": tiny_generator}, cache_tokens=512)
     assert len(gaps) > 20
-    assert max(gaps) < 1.5
+    assert took[0] > 3
+    assert max(gaps) < took[0] / 2
 
 
 def test_the_end_of_the_server_does_not_wait_for_a_load(
@@ -511,7 +537,7 @@ def test_the_end_of_the_server_does_not_wait_for_a_load(
 
     async def act(client: Client) -> None:
         nonlocal left
-        slow_reading(monkeypatch, 0.05)
+        slow_reading(monkeypatch, 0.5)  # 50 s of it
         loading = asyncio.create_task(
             client.ask("POST", "/admin/models", {"name": "x", "source": str(large_generator)})
         )
@@ -520,4 +546,4 @@ def test_the_end_of_the_server_does_not_wait_for_a_load(
         assert not loading.done()
 
     serving(act, {"judge": tiny_classifier})
-    assert 0 < time.perf_counter() - left < 2
+    assert 0 < time.perf_counter() - left < 25

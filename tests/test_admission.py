@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -389,7 +390,7 @@ def test_a_body_that_takes_too_long_expires_at_the_deadline(talker: Model) -> No
 
     began = time.monotonic()
     connection = asyncio.run(run())
-    assert 0.05 <= time.monotonic() - began < 1
+    assert time.monotonic() - began >= 0.05
     assert connection.sent[0]["status"] == 504
     assert metric(app, 'polyhead_requests_total{model="",outcome="expired"') == 1
 
@@ -398,16 +399,17 @@ def test_what_is_being_tokenised_expires_at_the_deadline(talker: Model, monkeypa
     """The thread may go on; nothing is submitted."""
     encode = Tokenizer.encode_batch
 
+    answered = threading.Event()
+
     def slowly(*given: Any, **named: Any) -> Any:
-        time.sleep(0.3)
+        answered.wait()
         return encode(*given, **named)
 
     monkeypatch.setattr(Tokenizer, "encode_batch", slowly)
     registry = Registry([talker], echo)
     app = application(registry)
-    began = time.monotonic()
     answer = post(app, GO_ON | {"timeout": 0.05, "stream": True}, {})
-    assert time.monotonic() - began < 0.25
+    answered.set()
     expired(app, answer)
     assert metric(app, 'polyhead_requests_total{model="talker",outcome="expired",task="generate"}') == 1
     assert not registry.requests
@@ -461,14 +463,13 @@ def test_values_are_counted_and_text_is_none(
     assert too_many(content)
 
 
-def test_a_body_of_brackets_is_refused_before_it_is_lists(talker: Model) -> None:
+def test_a_body_of_brackets_is_refused_before_it_is_lists(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     app = application(Registry([talker], echo))
     brackets = b'{"model":"talker","prompt":[' + b"[]," * 2_000_000 + b"[]]}"
-    began = time.monotonic()
+    monkeypatch.setattr(body.orjson, "loads", None)  # it would make them
     [answer] = ask(app, ("/v1/completions", brackets))
     assert answer.status_code == 400
     assert f"the body: has more than {body.MOST_VALUES} values" in answer.json()["error"]["message"]
-    assert time.monotonic() - began < 0.5  # to make them takes longer
 
 
 def test_a_long_text_full_of_commas_is_one_value(talker: Model) -> None:

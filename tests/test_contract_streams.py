@@ -121,7 +121,7 @@ def test_stop_strings_in_a_stream(server: Faulted, pieces: dict[bytes, int], tex
         finish = "stop" if cut(text, stops) != text else "length"
         assert f'"finish_reason":"{finish}"' in streamed.data[-2]
         assert whole.choice["finish_reason"] == finish
-    assert server.rest(2)
+    assert server.rest()
 
 
 def test_streamed_is_not_streamed(server: Faulted) -> None:

@@ -48,7 +48,7 @@ async def told(port: int, content: bytes) -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(content)
     try:
-        return await asyncio.wait_for(reader.read(), 20)
+        return await asyncio.wait_for(reader.read(), 120)
     finally:
         writer.close()
 
@@ -139,7 +139,7 @@ def test_an_answer_that_breaks_off_has_no_end() -> None:
         async with Served(breaking).listening() as port:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(GET)
-            return await asyncio.wait_for(reader.read(), 20)
+            return await asyncio.wait_for(reader.read(), 120)
 
     assert asyncio.run(one()).endswith(b"3\r\none\r\n")
 
@@ -179,7 +179,7 @@ def test_who_sends_ahead_is_held_back() -> None:
 
 
 async def newest(served: Served) -> Connection:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(120):
         while not any(one.exchange for one in served.state.connections):  # type: ignore[union-attr]
             await asyncio.sleep(0.001)
     return next(one for one in served.state.connections if one.exchange)  # type: ignore[union-attr, return-value]
@@ -197,7 +197,7 @@ def test_whoever_is_silent_longest_makes_room() -> None:
             idle[0][1].write(GET)  # it is no longer the one that is silent longest
             await idle[0][0].readuntil(b"here")
             answer = await told(port, GET[:-2] + b"Connection: close\r\n\r\n")
-            gone = await asyncio.wait_for(idle[1][0].read(), 5)
+            gone = await asyncio.wait_for(idle[1][0].read(), 120)
             idle[2][1].write(LEAVING)
             left = await idle[2][0].read()
             return [gone, left], answer, len(served.refused)
@@ -243,7 +243,7 @@ def test_a_server_that_leaves_closes_what_is_idle_and_says_so_where_it_answers()
             await newest(served)
             for connection in list(served.state.connections):
                 connection.shutdown()
-            return await asyncio.wait_for(idle.read(), 5), await busy
+            return await asyncio.wait_for(idle.read(), 120), await busy
 
     idle, busy = asyncio.run(one())
     assert idle == b""
@@ -262,10 +262,10 @@ def test_a_server_that_will_leave_sends_elsewhere_whoever_asks_for_nothing() -> 
             await asyncio.sleep(0.05)
             for connection in list(served.state.connections):
                 connection.part()  # type: ignore[union-attr]
-            assert await asyncio.wait_for(idle[0].read(), 5) == b""
+            assert await asyncio.wait_for(idle[0].read(), 120) == b""
             half[1].write(GET[5:])
             new[1].write(GET)
-            return await asyncio.wait_for(half[0].read(), 5), await asyncio.wait_for(new[0].read(), 5)
+            return await asyncio.wait_for(half[0].read(), 120), await asyncio.wait_for(new[0].read(), 120)
 
     for last in asyncio.run(one()):
         assert b"connection: close\r\n" in last

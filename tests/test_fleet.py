@@ -47,7 +47,7 @@ class Scene:
         self.fleet.listed("all", {name: self.addresses[name] for name in names or self.addresses})
 
     async def until(self, condition: Callable[[], Any]) -> None:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(120):
             while not condition():
                 await asyncio.sleep(0.01)
 
@@ -264,7 +264,7 @@ def test_a_replica_leaves_when_its_successor_is_there(settings: Settings) -> Non
         assert not leaving.done()
         await here.start("successor", settings)
         here.list("successor")
-        await asyncio.wait_for(leaving, 10)
+        await asyncio.wait_for(leaving, 120)
         here.replicas.pop(0)
         stream = here.generate(range(3, 9), 4)
         assert here.fleet._sent[stream].line.name == "successor"

@@ -8,6 +8,7 @@ import importlib.util
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -46,6 +47,65 @@ def test_the_image_is_for_cpus_unless_it_is_told_otherwise() -> None:
     assert "VARIANT=cpu" in told(BEFORE, "ARG")
     assert './torch.sh "${VARIANT}"' in " ".join(told(BUILD, "RUN"))
     assert 'slim.py "${VARIANT}"' in " ".join(told(BUILD, "RUN"))
+
+
+def test_the_base_is_pinned_by_version_and_digest() -> None:
+    """That of the first stage; the second has the same unless RUNTIME is given."""
+    base, runtime = (rest for rest in told(BEFORE, "ARG") if rest.startswith(("BASE=", "RUNTIME=")))
+    assert re.fullmatch(r"BASE=python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", base)
+    assert runtime == "RUNTIME=${BASE}"
+    text = (ROOT / "Dockerfile").read_text()
+    assert re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE) == ["${BASE}", "${RUNTIME}"]
+
+
+OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+@pytest.fixture
+def pinned(tmp_path: Path) -> Path:
+    """A copy of what names images by digest, and a docker that finds the digest which the file `found` holds."""
+    (tmp_path / "deploy").mkdir()
+    shutil.copy(ROOT / "deploy" / "digests.sh", tmp_path / "deploy")
+    (tmp_path / "Dockerfile").write_text(f"ARG BASE=python:3.12.15-slim-trixie@{OLD}\n")
+    (tmp_path / "compose.yaml").write_text(f"image: polyhead:0.1.0\nimage: prom/prometheus:v3.13.2@{OLD}\n")
+    (tmp_path / "found").write_text(NEW)
+    docker = tmp_path / "docker"
+    docker.write_text(
+        '#!/bin/sh\n[ "$2" = version ] && exit\necho "$@" >>"${0%/*}/asked"\ncat "${0%/*}/found"\n', "utf-8"
+    )
+    docker.chmod(0o755)
+    return tmp_path
+
+
+def digests(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    variables = {"PATH": f"{folder}:/usr/bin:/bin"}
+    command = [folder / "deploy" / "digests.sh", *flags]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+
+def test_digests_are_looked_up_by_version_and_written(pinned: Path) -> None:
+    assert digests(pinned).returncode == 0
+    assert (pinned / "Dockerfile").read_text() == f"ARG BASE=python:3.12.15-slim-trixie@{NEW}\n"
+    assert (pinned / "compose.yaml").read_text() == f"image: polyhead:0.1.0\nimage: prom/prometheus:v3.13.2@{NEW}\n"
+    asked = [line.split()[3] for line in (pinned / "asked").read_text().splitlines()]
+    assert asked == ["prom/prometheus:v3.13.2", "python:3.12.15-slim-trixie"]
+    assert "as it was" in digests(pinned).stdout
+
+
+def test_digests_are_checked_without_writing(pinned: Path) -> None:
+    before = (pinned / "compose.yaml").read_text()
+    assert digests(pinned, "--check").returncode == 1
+    assert (pinned / "compose.yaml").read_text() == before
+    (pinned / "found").write_text(OLD)
+    assert digests(pinned, "--check").returncode == 0
+
+
+def test_what_is_no_digest_is_not_written(pinned: Path) -> None:
+    (pinned / "found").write_text("unauthorised")
+    done = digests(pinned)
+    assert done.returncode == 1
+    assert "no digest, but: unauthorised" in done.stderr
+    assert OLD in (pinned / "Dockerfile").read_text()
 
 
 def test_what_runs_was_only_copied() -> None:

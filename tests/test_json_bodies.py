@@ -190,6 +190,6 @@ def test_arguments_of_a_call_are_no_deeper(tiny_generator: Path, depth: int) -> 
 def test_many_members_cost_little(tiny_generator: Path) -> None:
     """Half a million of them, of which one comes twice, are looked at in seconds, not minutes."""
     members = b",".join(b'"%d":0' % number for number in range(250_000))
-    began = time.monotonic()
+    began = time.process_time()
     assert "the key '7' twice" in complaint(b'{%s,"7":1}' % members)
-    assert time.monotonic() - began < 10
+    assert time.process_time() - began < 10

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from models.checkpoint.description import unsound
 from models.config import ModelConfig
 from models.executor import Executor, Rows
 from models.heads import LanguageHead
@@ -192,6 +193,24 @@ def test_an_encoder_equals_torch_in_float32(name: str, instructions: str) -> Non
         some = replace(rows, wanted=wanted)
         executor = NativeExecutor(net, precision="float32", threads=2, instructions=instructions)
         torch.testing.assert_close(executor.step(some), TorchExecutor(net).step(some), rtol=2e-4, atol=2e-4)
+
+
+ODD_ENCODERS = {
+    "the widest window": replace(ENCODERS["windowed"], window=2**31 - 1),
+    "a window of one": replace(ENCODERS["windowed"], window=1),
+    "norms behind, no opening norm": replace(BERT, opening_norm=False),
+}
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("name", ODD_ENCODERS)
+def test_whatever_a_configuration_says_is_computed(name: str, instructions: str) -> None:
+    """At the edges of what `unsound` lets through."""
+    config = ODD_ENCODERS[name]
+    assert not [*unsound(config)]
+    net, rows = network(config), rows_of([(tokens, 0, []) for tokens in texts(config)], last_only=False)
+    executor = NativeExecutor(net, precision="float32", threads=2, instructions=instructions)
+    torch.testing.assert_close(executor.step(rows), TorchExecutor(net).step(rows), rtol=2e-4, atol=2e-4)
 
 
 def pieces(choice: random.Random, length: int) -> Iterator[int]:

@@ -194,11 +194,9 @@ def test_an_end_while_models_load_breaks_none(tiny_generator: Path, monkeypatch:
         loading = asyncio.create_task(served.load_all())
         while served.states()["chat"].fraction == 0:
             await asyncio.sleep(0.01)
-        began = time.perf_counter()
         await engine.close(0)
         with pytest.raises(asyncio.CancelledError):
             await loading
-        assert time.perf_counter() - began < 1
         assert "broken" not in {state.phase for state in served.states().values()}
 
     monkeypatch.setattr(loader.checkpoint, "begin", endless)

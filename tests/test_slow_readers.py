@@ -19,7 +19,7 @@ from service.api.connection import Connection, Edge
 from service.process import SEND_BUFFER
 
 MANY = 50
-PATIENCE = 1  # seconds: the server's
+PATIENCE = 3  # seconds: the server's
 PROMPT = [40, 41, 42]
 
 
@@ -59,11 +59,11 @@ def test_many_who_do_not_read_are_cut_and_nobody_else_notices(server: Process) -
         server.until(lambda: server.page.total("requests_running") == MANY)
         beside = asyncio.run(ask(server.url, "/v1/completions", asked))
         server.until(lambda: server.page.total("connections_cut_total") == MANY)
-        server.rest(2)
+        server.rest()
     assert (beside.whole, beside.text) == (True, alone.text)
     assert server.page.total("requests_total", outcome="aborted") == MANY
     assert server.page.total("requests_total", outcome="done") == 2
-    assert server.log.count("took nothing of its answer for 1 s, it is cut off: 127.0.0.1:") == MANY
+    assert server.log.count("took nothing of its answer for 3 s, it is cut off: 127.0.0.1:") == MANY
     assert server.resident() - before < 2 * MANY  # MiB
 
 
@@ -79,7 +79,7 @@ def test_who_reads_slowly_is_not_cut(server: Process) -> None:
     """As long as it takes something now and then."""
     cut, began = server.page.total("connections_cut_total"), time.monotonic()
     with stuck(server, completion([PROMPT] * 8, 300, logprobs=20), SEND_BUFFER) as client:  # more than it can read
-        client.settimeout(10)
+        client.settimeout(120)
         while time.monotonic() - began < 3 * PATIENCE:
             assert client.recv(SEND_BUFFER)
             time.sleep(PATIENCE / 5)
@@ -105,6 +105,25 @@ class Pipe(asyncio.Transport):
         self.aborted = True
 
 
+class Leaping(asyncio.SelectorEventLoop):
+    """A loop whose clock goes on at once to whatever is due next."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        select = self._selector.select
+
+        def leap(timeout: float | None) -> Any:
+            self.now += timeout or 0
+            return select(0)
+
+        self._selector.select = leap  # type: ignore[method-assign]
+
+    def time(self) -> float:
+        return self.now
+
+
 def test_the_last_byte_counts_as_much_as_the_first() -> None:
     """Also what is left of an answer when the kernel has taken all but a little of it."""
 
@@ -112,9 +131,9 @@ def test_the_last_byte_counts_as_much_as_the_first() -> None:
         cuts: list[int] = []
         state = uvicorn.server.ServerState()
         edge = Edge(
-            header_seconds=60,
-            keep_alive_seconds=60,
-            write_seconds=0.3,
+            header_seconds=60_000,
+            keep_alive_seconds=60_000,
+            write_seconds=300,
             most=1,
             words=str,
             refused=print,
@@ -125,17 +144,18 @@ def test_the_last_byte_counts_as_much_as_the_first() -> None:
         connection.connection_made(pipe)
         pipe.size = 3
         connection.pause_writing()
-        await asyncio.sleep(0.15)
+        await asyncio.sleep(150)
         pipe.size = 2  # taken in time
-        await asyncio.sleep(0.25)
+        await asyncio.sleep(250)
         seen.append(pipe.aborted)
         connection.resume_writing()  # all taken
-        await asyncio.sleep(0.4)
+        await asyncio.sleep(400)
         seen.append(pipe.aborted)
         pipe.size = 1
         connection.pause_writing()
-        await asyncio.sleep(0.5)
+        await asyncio.sleep(500)
         seen.append(pipe.aborted)
         return pipe.high, seen, len(cuts)
 
-    assert asyncio.run(run()) == (0, [False, False, True], 1)
+    with asyncio.Runner(loop_factory=Leaping) as runner:
+        assert runner.run(run()) == (0, [False, False, True], 1)

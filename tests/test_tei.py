@@ -457,7 +457,7 @@ def test_a_client_that_goes_aborts_all_its_texts(models: list[Model]) -> None:
         serving = asyncio.create_task(connection.run(application(registry)))
         await until(lambda: len(registry.sources) == 3)
         connection.drop()
-        await asyncio.wait_for(serving, 5)
+        await asyncio.wait_for(serving, 120)
         assert [source.aborted for source in registry.sources] == [True] * 3
 
     asyncio.run(leave())

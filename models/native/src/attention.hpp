@@ -262,8 +262,9 @@ INLINE void mix(float* scores, const Codes* const* blocks, const Span<R>& span, 
         Ints sum = all_ints(0);
         for (int i = from / LANES * LANES; i < to; i += LANES)
             store_digits(w.high[r] + i, w.low[r] + i, mul(load(row + i), scale), sum);
-        w.sum[r] = sum_ints(sum);
-        w.unit[r] = is_nan(nonfinite) ? NAN : most / MOST_WEIGHT;
+        const bool finite = !is_nan(nonfinite);
+        w.sum[r] = finite ? sum_ints(sum) : 0;  // the sum of what is no number may be too large for one
+        w.unit[r] = finite ? most / MOST_WEIGHT : NAN;
     }
     constexpr int Z = LANES < 16 ? (R <= 3 ? 2 : 1) : R <= 3 ? 4 : R <= 6 ? 2 : 1;
     int d = 0;

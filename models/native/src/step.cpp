@@ -320,6 +320,7 @@ class Model {
     }
 
     void norm(const Norm& norm, const float* x, float* out) const {
+        if (!norm.weight) { if (out != x) memcpy(out, x, size_t(width_) * sizeof(float)); return; }
         normalise(NormKind(plan_.norm), norm, plan_.eps, x, plan_.width, width_, out);
     }
 
@@ -525,14 +526,15 @@ class Model {
         const int length = rows_.positions[rows_.starts[tile.sequence + 1] - 1] + 1;
         int low = length, high = 0;
         for (int r = 0; r < queries; ++r) {
-            const int row = tile.row + r / heads, position = rows_.positions[row], window = int(layer.window);
+            const int row = tile.row + r / heads, position = rows_.positions[row];
+            const int64_t window = layer.window;  // of 31 bits: with a position it may need one more
             const float* from = qkv_ + size_t(row) * projected_ + (first + r % heads) * d;
             float* query = q.floats + r * head_;
             for (int i = 0; i < d; ++i) query[i] = from[i] * scale;
             std::fill(query + d, query + head_, 0.f);
             if (p.narrow) prepare_query(q, r);
-            sight.to[r] = p.causal ? position + 1 : window ? std::min(length, position + window) : length;
-            sight.from[r] = window ? std::max(0, position - window + 1) : 0;
+            sight.to[r] = p.causal ? position + 1 : window ? int(std::min<int64_t>(length, position + window)) : length;
+            sight.from[r] = window ? int(std::max<int64_t>(0, position - window + 1)) : 0;
             low = std::min(low, sight.from[r]);
             high = std::max(high, sight.to[r]);
         }

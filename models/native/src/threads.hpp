@@ -55,9 +55,10 @@ class Team {
 
     // Returns when all threads of the job have called it.
     void wait() {
-        if (size_ == 1) return;
+        const int size = size_;  // before this thread arrives: when all have, the next job may have another
+        if (size == 1) return;
         const int round = round_.load(std::memory_order_acquire);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size - 1) {
             arrived_.store(0, std::memory_order_relaxed);
             round_.store(round + 1, std::memory_order_release);
             return;
