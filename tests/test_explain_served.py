@@ -263,7 +263,10 @@ def test_a_server_may_explain_nothing(folders: dict[str, Path]) -> None:
         answer = ask(process, path, body)
         error = answer.json()["error"]
         assert (answer.status_code, error["message"] if isinstance(error, dict) else error) == (status, said)
-    assert [model["explain"] for model in httpx.get(process.url + "/v1/models", timeout=PATIENCE).json()["data"]] == [[], []]
+    assert [model["explain"] for model in httpx.get(process.url + "/v1/models", timeout=PATIENCE).json()["data"]] == [
+        [],
+        [],
+    ]
     assert httpx.get(process.url + "/v1/models/judge", timeout=PATIENCE).json()["explain"] == []
     assert process.rest().total("engine_steps_total") == 0, "nothing was computed"
     process.stop()
