@@ -7,16 +7,14 @@ busy machine gives none is asked to come again.
 
 import json
 import math
-import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from queue import SimpleQueue
 from typing import Any
 
 from service import compiler
+from service.child import exchanged
 from service.errors import BadRequest, Unavailable
 from service.grammar import Grammar
 
@@ -66,7 +64,7 @@ class Trial:
             self.end()
         process = self._process = self._process or started()
         try:
-            line = exchanged(process, json.dumps(question).encode() + b"\n")
+            line = exchanged(process, json.dumps(question).encode() + b"\n", PATIENCE)
         except TimeoutError:
             self.end()
             wrong = f"the machine is too busy to compile the answer's form: it had {PATIENCE:g} s"
@@ -98,21 +96,3 @@ def started() -> subprocess.Popen[bytes]:
     assert process.stdout is not None
     process.stdout.readline()  # it says when it has started, which is nobody's time
     return process
-
-
-def exchanged(process: subprocess.Popen[bytes], question: bytes) -> bytes:
-    """The line that comes back.  TimeoutError if it doesn't; BrokenPipeError if nothing will."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(question)
-    process.stdin.flush()
-    until, line = time.monotonic() + PATIENCE, b""
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([process.stdout], [], [], max(until - time.monotonic(), 0))
-        if not ready:
-            raise TimeoutError
-        part = os.read(process.stdout.fileno(), 1 << 16)
-        if not part:
-            raise BrokenPipeError
-        line += part
-    return line
