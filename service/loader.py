@@ -257,7 +257,10 @@ class Loader:
                 await engine.call(trim)
                 loading.stage = STAGES["read and pack"]
             loaded = await loading.on_engine(engine, lambda: self._read(loading, described, loading.hear, part))
-            worker = await loading.on_engine(engine, lambda: self._employ(loading, need, loaded, drafter, part, test))
+            worker = await loading.on_engine(
+                engine,
+                lambda: self._employ(need, loaded, drafter, self._executor(loading, need, loaded, part, test)),
+            )
         return loaded, worker, test.cost if test is not None else None
 
     @contextmanager
@@ -337,16 +340,8 @@ class Loader:
             test.compare(executor)
         return self._executed(executor)
 
-    def _employ(
-        self,
-        loading: Loading,
-        need: Need,
-        loaded: Checkpoint,
-        drafter: Drafter | None,
-        part: Part | None,
-        test: SelfTest | None,
-    ) -> Worker:
-        settings, executor = self._settings, self._executor(loading, need, loaded, part, test)
+    def _employ(self, need: Need, loaded: Checkpoint, drafter: Drafter | None, executor: Executor) -> Worker:
+        settings = self._settings
         if not (loaded.writing or isinstance(loaded.head, LanguageHead)):
             head, tokens = cast(Head, loaded.head), settings.encoder_step_tokens
             return Encoder(executor, head, model=need.name, task=cast(Task, loaded.task), token_budget=tokens)
