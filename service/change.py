@@ -10,7 +10,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Literal
 
 from models.errors import ModelError
-from service.errors import BadRequest, Cancelled, PolyheadError, outward, sentence, spoken
+from service.errors import BadRequest, Cancelled, PolyheadError, Stopped, outward, sentence, spoken
 from service.model import State
 from service.names import NAME, is_name, trunk_of
 from service.outcome import crash
@@ -51,8 +51,10 @@ class Change:
             raise self.error
 
     async def _run(self, work: Coroutine[Any, Any, object]) -> None:
+        self.error = Stopped(f"{outward(self.what)} was broken off", retry_after=1)  # unless it ends otherwise
         try:
             await work
+            self.error = None
         except PolyheadError as error:
             self.error = error
         finally:

@@ -14,8 +14,8 @@ from queue import SimpleQueue
 from typing import Any
 
 from service import compiler
-from service.child import exchanged
-from service.errors import BadRequest, Unavailable
+from service.child import end, exchanged, started
+from service.errors import BadRequest, PolyheadError, Unavailable
 from service.grammar import Grammar
 
 SECONDS = 1.0  # of a processor: what takes more is refused
@@ -62,15 +62,17 @@ class Trial:
     def ask(self, question: dict[str, Any]) -> dict[str, str]:
         if self._process is not None and self._process.poll() is not None:  # somebody else has ended it
             self.end()
-        process = self._process = self._process or started()
         try:
+            process = self._process = self._process or started([sys.executable, "-P", compiler.__file__])
             line = exchanged(process, json.dumps(question).encode() + b"\n", PATIENCE)
         except TimeoutError:
             self.end()
             wrong = f"the machine is too busy to compile the answer's form: it had {PATIENCE:g} s"
             raise Unavailable(wrong, retry_after=math.ceil(PATIENCE)) from None
         except BrokenPipeError:
-            late = process.wait() == -signal.SIGPROF
+            if self._process is None:
+                raise PolyheadError("the process that compiles the answer's form cannot be started") from None
+            late = self._process.wait() == -signal.SIGPROF
             self.end()
             wrong = f"takes more than {SECONDS:g} s of a processor" if late else "takes too much memory"
             return {"wrong": f"is too complex: it {wrong} to compile", "place": ""}
@@ -80,19 +82,4 @@ class Trial:
     def end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.communicate()
-
-
-def started() -> subprocess.Popen[bytes]:
-    """A compiler that is ready; a signal to the server's group is not for it, and it ends when the server has."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", compiler.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()  # it says when it has started, which is nobody's time
-    return process
+            end(process)

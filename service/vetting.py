@@ -18,7 +18,7 @@ from typing import Any
 
 from models.errors import CheckpointError, EncodingError, UnsupportedError
 from models.tokenizer import Tokenizer, TokenizerError
-from service.child import exchanged
+from service.child import end, exchanged, started
 
 SECONDS = 15  # of a processor, for all of a tokenizer; a vocabulary of 262,144 tokens takes two
 PATIENCE = 90.0  # seconds of the clock: a busy machine gives the child little of its processors
@@ -28,6 +28,9 @@ SECONDS_A_TEXT = 0.25  # of a processor, for such a text; ten times what publish
 PIECES = ("a", "a ", " ", "\n", "0", ".", "é", "the quick brown fox ", "\u4e2d")
 KINDS = {kind.__name__: kind for kind in (CheckpointError, UnsupportedError)}
 PATHS = "import sys, importlib; sys.path[:] = sys.argv[2:]; importlib.import_module(sys.argv[1]).main()"
+
+assert __spec__ is not None
+COMMAND = (sys.executable, "-P", "-c", PATHS, __spec__.name, *sys.path)
 
 
 class Vetting:
@@ -42,9 +45,9 @@ class Vetting:
         with self._lock:
             if self._process is not None and self._process.poll() is not None:  # somebody else has ended it
                 self._end()
-            process = self._process = self._process or started()
             question = {"folder": str(folder), "seconds": SECONDS, "text_seconds": SECONDS_A_TEXT, "memory": MEMORY}
             try:
+                process = self._process = self._process or started(COMMAND)
                 answer = json.loads(exchanged(process, json.dumps(question).encode() + b"\n", PATIENCE))
             except TimeoutError:
                 self._end()
@@ -52,7 +55,9 @@ class Vetting:
                     folder, f"the tokenizer could not be tried: the machine is too busy, it had {PATIENCE:g} s"
                 ) from None
             except BrokenPipeError:
-                code = process.wait()
+                if self._process is None:
+                    raise wrong(folder, "the process that tries its tokenizer cannot be started") from None
+                code = self._process.wait()
                 self._end()
                 raise wrong(folder, ending(code)) from None
         if answer:
@@ -69,8 +74,7 @@ class Vetting:
     def _end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.communicate()
+            end(process)
 
 
 def wrong(folder: Path | str, what: str) -> CheckpointError:
@@ -84,21 +88,6 @@ def ending(code: int) -> str:
     how = f"with signal {-code}" if code < 0 else f"with status {code}"
     limit = f"it may take {MEMORY >> 30} GiB of memory"
     return f"the tokenizers library fails on the tokenizer: the process that tried it ended {how}; {limit}"
-
-
-def started() -> subprocess.Popen[bytes]:
-    """A child that is ready.  A signal to the server's group is not for it, and it ends when the server has."""
-    assert __spec__ is not None
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-c", PATHS, __spec__.name, *sys.path],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()  # it says when it has started
-    return process
 
 
 def tried(asked: dict[str, Any]) -> CheckpointError | None:
