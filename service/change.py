@@ -5,14 +5,21 @@ still waits.
 """
 
 import asyncio
-from collections.abc import Coroutine
+import logging
+from collections.abc import Coroutine, Sequence
 from typing import Any, Literal
 
 from models.errors import ModelError
-from service.errors import BadRequest, PolyheadError, outward, spoken
+from service.errors import BadRequest, Cancelled, PolyheadError, Stopped, outward, sentence, spoken
+from service.model import State
+from service.names import NAME, is_name, trunk_of
+from service.outcome import crash
+from service.settings import Settings, SettingsError
 
 Phase = Literal["loading", "draining", "over"]
 REFUSALS = (ModelError, PolyheadError, OSError, MemoryError)  # a sentence says it all; elsewhere a traceback helps
+
+log = logging.getLogger("polyhead.registry")
 
 
 class Change:
@@ -29,9 +36,13 @@ class Change:
     def hear(self, fraction: float) -> None:
         self.fraction = fraction
 
-    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def begin(self, work: Coroutine[Any, Any, object]) -> None:
         """Let `work`, which raises PolyheadErrors, go on by itself."""
         self._task = asyncio.create_task(self._run(work))
+
+    async def over(self) -> None:
+        """Waits until it is over, however it ends."""
+        await self._over.wait()
 
     async def end(self) -> None:
         """Waits until it is over; raises what went wrong."""
@@ -39,9 +50,11 @@ class Change:
         if self.error is not None:
             raise self.error
 
-    async def _run(self, work: Coroutine[Any, Any, None]) -> None:
+    async def _run(self, work: Coroutine[Any, Any, object]) -> None:
+        self.error = Stopped(f"{outward(self.what)} was broken off", retry_after=1)  # unless it ends otherwise
         try:
             await work
+            self.error = None
         except PolyheadError as error:
             self.error = error
         finally:
@@ -55,3 +68,38 @@ def failure(what: str, error: Exception) -> PolyheadError:
         return error
     why = f"{outward(what)} failed: {spoken(error)}"
     return BadRequest(why, param="source") if isinstance(error, REFUSALS) else PolyheadError(why)
+
+
+async def outcome_of(work: Coroutine[Any, Any, None]) -> BaseException | None:
+    """What it raised: an Exception, or what ends this task or the process."""
+    outcomes: Sequence[BaseException | None] = await asyncio.gather(work, return_exceptions=True)
+    outcome = outcomes[0]
+    ends = isinstance(outcome, Exception | asyncio.CancelledError | KeyboardInterrupt | SystemExit)
+    return outcome if outcome is None or ends else crash(outcome)
+
+
+def complain(what: str, error: Exception) -> None:
+    level = logging.INFO if isinstance(error, Cancelled) else logging.ERROR  # it was asked for
+    log.log(level, "%s: %s", what, sentence(error), exc_info=None if isinstance(error, REFUSALS) else error)
+
+
+def refuse_unknown(settings: Settings) -> None:
+    """Raises SettingsError where a weight or a draft is given to a model that is not served."""
+    for setting, given in (("weights", settings.weights), ("drafts", settings.drafts)):
+        for name in given:
+            if name not in settings.models:
+                there = ", ".join(settings.models)
+                raise SettingsError(f"{setting}: no model is called {name!r}; there are: {there}")
+            if base := trunk_of(name):
+                raise SettingsError(f"{setting}: {name!r} is computed with its trunk; name {base!r} there")
+
+
+def broken_trunk(trunk: str, state: State | None) -> BadRequest:
+    why = state.why if state else "its load was cancelled"
+    return BadRequest(f"{trunk}, over which it is to be laid, could not be loaded: {why}")
+
+
+def refuse_name(name: str, param: str) -> None:
+    if not (is_name(name) if param == "name" else NAME.fullmatch(name)):
+        message = f"{param}: {name[:60]!r} is no name: letters, digits, dots, dashes and underscores, 128 at most"
+        raise BadRequest(message, param=param)

@@ -22,6 +22,7 @@ from service.names import is_name, trunk_of
 from service.outcome import attempt, result
 from service.place import placed
 from service.settings import Settings
+from service.vetting import Vetting
 
 HEADER = ("model", "weights", "cache", "workspace", "total")
 EXPLAINED = "to explain"  # the column of what a network that explains takes beside
@@ -51,6 +52,7 @@ class Checked:
 
 def checked(settings: Settings) -> Checked:
     """A source that is refused does not keep the others from being checked, and takes no room from them."""
+    vetting = Vetting()
     described, models, adapters, refused = dict[str, Description](), list[Sized](), list[Need](), list[str]()
     explained = dict[str, Need]()  # by model's name, if explanations are on
     for name in sorted(settings.models, key=lambda name: bool(trunk_of(name))):  # adapters after what they lie over
@@ -59,13 +61,15 @@ def checked(settings: Settings) -> Checked:
                 adapters.append(beside(name, described, settings))
                 explained |= {name: replace(explained[trunk_of(name)], name=name)} if settings.explain else {}
             else:
-                what = result(attempt(partial(checkpoint.describe, settings.models[name])))
+                what = result(attempt(partial(checkpoint.describe, settings.models[name], vet=vetting.vet)))
                 what = with_known_cost(what, settings)
-                models.append(sized(name, what, drafting_for(name, what, settings), settings.tensor_parallel))
+                draft = drafting_for(name, what, settings, vetting.vet)
+                models.append(sized(name, what, draft, settings.tensor_parallel))
                 described[name] = what
                 explained |= {name: need_of(sized(name, what), settings)} if settings.explain else {}
         except (ModelError, PolyheadError) as error:
             refused.append(f"{name}: {error}")
+    vetting.close()
     if not models:
         return Checked("", tuple(refused), fits=False)
     said, fits = planned(models, adapters, explained, settings)

@@ -5,12 +5,13 @@ Knows descriptions, no weights.  The one idea: what is foretold are tokens, so b
 
 from models import checkpoint
 from models.checkpoint.description import Description
+from models.checkpoint.parts import Vet, trust
 from models.errors import UnsupportedError
 from service.place import placed
 from service.settings import Settings
 
 
-def drafting_for(name: str, what: Description, settings: Settings) -> Description | None:
+def drafting_for(name: str, what: Description, settings: Settings, vet: Vet = trust) -> Description | None:
     """The draft model of the one called `name`, if it has one.
 
     Raises ModelError: UnsupportedError where it cannot draft, and says why.
@@ -18,7 +19,7 @@ def drafting_for(name: str, what: Description, settings: Settings) -> Descriptio
     source = settings.drafts.get(name, "")
     if not source:
         return None
-    draft = checkpoint.describe(source)
+    draft = checkpoint.describe(source, vet=vet)
     if reason := unfit(what, draft, settings):
         raise UnsupportedError(f"{source} cannot draft for {name}: {reason}")
     return draft

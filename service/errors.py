@@ -16,6 +16,7 @@ PolyheadError
 ├── SlowBody            408  the body took longer than the limit
 ├── Unreadable          ...  what came is no HTTP request, or one that is not read; it knows its own status
 ├── Conflict            409  another change of the served models is going on, or it contradicts what is served
+├── Cancelled           409  a load that an administrator has cancelled
 ├── Overloaded          429  over the admission bound; `retry_after` seconds
 │   └── RateLimited     429  more than this key may ask in a minute; `retry_after` seconds
 ├── ClientGone          499  the client left before its request reached the engine; nobody reads this
@@ -125,6 +126,10 @@ class Unreadable(PolyheadError):
 
 class Conflict(PolyheadError):
     status, code = 409, "conflict"
+
+
+class Cancelled(PolyheadError):
+    status, code = 409, "cancelled"
 
 
 class Overloaded(PolyheadError):

@@ -28,6 +28,7 @@ from service.serve import assemble
 from service.settings import Settings, read
 
 HERE = "http://127.0.0.1"  # nobody listens there
+GLANCE_S = 1.0  # how often it is seen to that the engine still runs
 PATIENCE_S = 86_400.0  # over no wire nothing times out; whoever has had enough stops the command
 ALONE = HOW | {  # nobody waits for what is asked here, and nobody else can ask
     "explain": True,
@@ -87,7 +88,11 @@ async def asked(settings: Settings, wanted: Wanted) -> dict[str, Any]:
     settled: asyncio.Future[Registry] = asyncio.get_running_loop().create_future()
     app = assemble(settings, settled.set_result)
     async with app.router.lifespan_context(app):
-        registry = await settled
+        while not settled.done():
+            await asyncio.wait({settled}, timeout=GLANCE_S)
+            if not (settled.done() or app.state.server.engine.alive):
+                raise ModelError("the engine's thread has ended while the model was loaded; the log says why")
+        registry = settled.result()
         if not (ready := registry.models()):
             raise ModelError(" ".join(state.why for state in registry.states().values()))
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url=HERE, timeout=PATIENCE_S) as client:

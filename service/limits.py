@@ -10,6 +10,7 @@ from service.model import Model
 
 CHARACTERS = 64  # for every token a model takes, are read at most: a longer text can hardly be short enough
 FEWEST = 1 << 16  # characters that are always read
+GROWN = 1 << 25  # characters that a text may become while it is made tokens
 
 
 def place(field: str, index: int, count: int) -> str:
@@ -19,7 +20,7 @@ def place(field: str, index: int, count: int) -> str:
 
 def check_characters(model: Model, text: str, where: str) -> None:
     """Turning text into tokens holds up everybody else; of an absurdly long one it is not begun."""
-    most = max(FEWEST, CHARACTERS * model.max_tokens)
+    most = max(FEWEST, min(CHARACTERS * model.max_tokens, int(GROWN / model.tokenizer.growth)))
     if len(text) > most:
         raise TooLong(
             f"{where}: has {len(text)} characters, at most {most} are read: the model takes {model.max_tokens} tokens",

@@ -4,13 +4,15 @@ Knows no names that clients use.  The one idea: what can be refused is refused f
 own; only then the engine's thread reads, letting the models that are ready have a turn every few milliseconds.
 """
 
+import asyncio
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import cast
 
 from torch import nn
 
@@ -37,6 +39,7 @@ from service.engine.worker import Worker
 from service.errors import NoRoom
 from service.executors import executor_of, kernel_for, prepare, sampler_of
 from service.fidelity import SelfTest, describe_cost, is_tested, prefer_float32, with_known_cost
+from service.loading import GRACE_S, Loading, ignore
 from service.model import Model
 from service.model_card import adapted, model_of
 from service.outcome import aside
@@ -45,10 +48,15 @@ from service.ranks import Part, Ranks, refuse_adapter
 from service.request import Task
 from service.settings import Settings
 from service.upkeep import trim
+from service.vetting import Vetting
 
+STAGES = {  # what is told of each
+    "describe": "was being described",
+    "read and pack": "was being read and packed",
+    "warm up": "was being warmed up",
+}
 HOLD_S = 0.02  # how long the engine's thread reads before the others have a turn
 
-T = TypeVar("T")
 Executed = Callable[[Executor], Executor]
 Heard = Callable[[float], None]
 log = logging.getLogger("polyhead.loader")
@@ -104,42 +112,44 @@ class Loader:
         self.budget = Budget(limit_of(settings, self.place.device), settings)
         self._ranks = Ranks(settings, self.place, engine.lose) if settings.tensor_parallel > 1 else None
         self.reach = Reach(Path(settings.model_root or settings.model_dir).expanduser(), known(settings))
+        self.vetting = Vetting()
         self._proven: Sizes = {}  # of the heads of adapters
-        self.spent = {"describe": 0.0, "read and pack": 0.0, "warm up": 0.0}  # seconds, on all models
+        self.spent = dict.fromkeys(STAGES, 0.0)  # seconds, on all models
 
-    async def describe(self, name: str, source: str) -> Described:
+    async def describe(self, loading: Loading, source: str) -> Described:
         """Raises ModelError, and whatever a checkpoint makes a library raise."""
 
         def read() -> Described:
-            what = with_known_cost(checkpoint.describe(source, self.reach), self._settings)
-            draft = drafting_for(name, what, self._settings)
-            size = sized(name, what, draft, self._settings.tensor_parallel)
+            what = with_known_cost(checkpoint.describe(source, self.reach, self.vetting.vet), self._settings)
+            draft = drafting_for(loading.name, what, self._settings, self.vetting.vet)
+            size = sized(loading.name, what, draft, self._settings.tensor_parallel)
             placed(self._settings, size.suited, size.config)  # refused now, it troubles no other model's plan
             return Described(source, what, size, draft)
 
-        with self._timed("describe"):
+        with self._timed(loading, "describe"):
             return await aside(read)
 
-    async def lay(self, name: str, source: str, trunk: Trunk) -> Beside:
+    async def lay(self, loading: Loading, source: str, trunk: Trunk) -> Beside:
         """An adapter over a trunk, described.  Raises as `describe` does."""
 
         def read() -> Beside:
-            refuse_adapter(name, self._settings)
+            refuse_adapter(loading.name, self._settings)
             laid = trunk.lay(self.reach.place(source))
             place = placed(self._settings, trunk.what.suited, trunk.what.config)
-            return Beside(source, laid, need_beside(name, laid, place))
+            return Beside(source, laid, need_beside(loading.name, laid, place))
 
-        with self._timed("describe"):
+        with self._timed(loading, "describe"):
             return await aside(read)
 
-    async def attach(self, beside: Beside, trunk: Served) -> Served:
+    async def attach(self, loading: Loading, beside: Beside, trunk: Served) -> Served:
         """Let requests for an adapter in.  Raises NoRoom, ModelError, StepFailed."""
         began = time.perf_counter()
         with ExitStack() as undo:
             self.budget.take_beside(beside.need)
             undo.callback(self.budget.release, beside.need)
-            with self._timed("read and pack"):
-                number = await self._engine.call(lambda: self._attach(beside, trunk))
+            with self._timed(loading, "read and pack"):
+                attach = partial(self._attach, loading, beside, trunk)
+                number = await loading.on_engine(self._engine, attach, undo=trunk.worker.detach)
             model = adapted(trunk.model, beside.need.name, beside.source, beside.laid, number)
             self._engine.join(trunk.worker, number, model.name, model.task)
             undo.pop_all()
@@ -147,7 +157,7 @@ class Loader:
         log.info("%s is ready: laid over %s, %.1f MiB, in %.3f s", model.name, trunk.model.name, size, seconds)
         return Served(model, trunk.worker, beside.need, trunk.trunk)
 
-    def _attach(self, beside: Beside, trunk: Served) -> int:
+    def _attach(self, loading: Loading, beside: Beside, trunk: Served) -> int:
         """On the engine's thread."""
         what = trunk.trunk.what
         place = placed(self._settings, what.suited, what.config)
@@ -155,45 +165,47 @@ class Loader:
         if isinstance(trunk.worker, Encoder):
             if head is not None and place.instructions:
                 make_head_invariant(head, self._proven)
+            loading.check()
             return trunk.worker.attach(lora, cast(Task, beside.laid.what.head.task), cast(Head | None, head))
         assert isinstance(trunk.worker, Generator)
+        loading.check()
         return trunk.worker.attach(lora)
 
-    async def load(self, described: Described, heard: Heard, others: Sequence[Sized] = (), kept: int = 0) -> Served:
-        """A worker that takes requests; `heard` is told, on the engine's thread, how much is read.
+    async def load(self, loading: Loading, described: Described, others: Sequence[Sized] = (), kept: int = 0) -> Served:
+        """A worker that takes requests.
 
         Its default precision is float32 where a self-test finds that the usual one costs more than `max_kl`.  Raises
         NoRoom, Stopped, ModelError, and what a checkpoint makes a library raise.  `others` come later, and what takes
         `kept` bytes.
         """
         try:
-            return await self._load(described, heard, others, kept)
+            return await self._load(loading, described, others, kept)
         except Unfaithful as error:
             what = prefer_float32(described.what, error.place, error.cost, self._settings)
             described = await aside(lambda: self._resized(described, what))
         except NoRoom as error:  # the cost was known before
             if described.what.preferred is None:
                 raise
-            return await self._load_narrow(described, error, heard, others, kept)
+            return await self._load_narrow(loading, described, error, others, kept)
         try:
-            return await self._load(described, heard, others, kept)
+            return await self._load(loading, described, others, kept)
         except NoRoom as error:
-            return await self._load_narrow(described, error, heard, others, kept)
+            return await self._load_narrow(loading, described, error, others, kept)
 
     async def _load_narrow(
-        self, wide: Described, error: NoRoom, heard: Heard, others: Sequence[Sized], kept: int
+        self, loading: Loading, wide: Described, error: NoRoom, others: Sequence[Sized], kept: int
     ) -> Served:
         """In the precision that suits how it is stored, though it costs too much: float32 has no room."""
         log.warning("%s: %s; and float32 has no room: %s", wide.sized.name, wide.what.suited.reason, error.message)
         narrow = await aside(lambda: self._resized(wide, replace(wide.what, preferred=None)))
-        return await self._load(narrow, heard, others, kept, strict=False)
+        return await self._load(loading, narrow, others, kept, strict=False)
 
     def _resized(self, described: Described, what: Description) -> Described:
         size = sized(described.sized.name, what, described.draft, self._settings.tensor_parallel)
         return replace(described, what=what, sized=size)
 
     async def _load(
-        self, described: Described, heard: Heard, others: Sequence[Sized], kept: int, *, strict: bool = True
+        self, loading: Loading, described: Described, others: Sequence[Sized], kept: int, *, strict: bool = True
     ) -> Served:
         """Raises Unfaithful where the default precision costs too much, unless it is not `strict`."""
         place = placed(self._settings, described.sized.suited, described.sized.config)
@@ -201,6 +213,7 @@ class Loader:
             log.info("%s: %s", described.sized.name, explained(described.sized.suited))
         if self.place.instructions and not place.instructions:
             log.info("%s: %s", described.sized.name, apart(unfit(described.sized.config), self.place))
+        self.vetting.close()
         need, began = self.budget.plan(described.sized, others, kept), time.perf_counter()
         part, in_place = None, kernel_for(place, described.sized.config) is not None
         if self._ranks is not None:
@@ -210,12 +223,12 @@ class Loader:
             undo.callback(self.budget.release, need)
             if part is not None:
                 undo.push_async_callback(self._engine.call, part.drop)
-            loaded, worker, cost = await self._read_and_pack(described, heard, need, part)
+            loaded, worker, cost = await self._read_and_pack(loading, described, need, part)
             if strict and cost is not None and cost > self._settings.max_kl and self._settings.precision == "auto":
                 raise Unfaithful(place, cost)
             read = time.perf_counter()
-            with self._timed("warm up"):
-                await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
+            with self._timed(loading, "warm up"):
+                await loading.on_engine(self._engine, lambda: worker.warm_up(self._breathe(loading)))
                 await self._engine.call(trim)  # of what was read the allocator keeps as much again
             self._engine.add(worker, self._settings.weights.get(need.name, 1.0))
             undo.pop_all()
@@ -229,25 +242,30 @@ class Loader:
         return Served(model, worker, need, Trunk(described.what), part)
 
     async def _read_and_pack(
-        self, described: Described, heard: Heard, need: Need, part: Part | None
+        self, loading: Loading, described: Described, need: Need, part: Part | None
     ) -> tuple[Checkpoint, Worker, float | None]:
         """A worker that is not warm yet, and what its precision costs, if that is measured (service.fidelity)."""
         place, test = placed(self._settings, described.sized.suited, described.sized.config), None
-        with self._timed("read and pack"):
-            drafter = await self._engine.call(lambda: self._drafter(described, need))
+        engine = self._engine
+        with self._timed(loading, "read and pack"):
+            drafter = await loading.on_engine(engine, lambda: self._drafter(loading, described, need))
             if is_tested(place):
                 longest = need.cache_tokens or described.what.max_tokens
+                loading.stage = "was being tested for what its precision costs"
                 test = await aside(lambda: SelfTest(described.what, place, self._settings, longest))
-                breathe = breathing(self._engine, lambda _: None)
-                await self._engine.call(lambda: test.expect(breathe))
-                await self._engine.call(trim)
-            loaded = await self._engine.call(lambda: self._read(described, heard, part))
-            worker = await self._engine.call(lambda: self._employ(need, loaded, drafter, part, test))
+                await loading.on_engine(engine, lambda: test.expect(self._progress(loading, ignore)))
+                await engine.call(trim)
+                loading.stage = STAGES["read and pack"]
+            loaded = await loading.on_engine(engine, lambda: self._read(loading, described, loading.hear, part))
+            worker = await loading.on_engine(
+                engine,
+                lambda: self._employ(need, loaded, drafter, self._executor(loading, need, loaded, part, test)),
+            )
         return loaded, worker, test.cost if test is not None else None
 
     @contextmanager
-    def _timed(self, stage: str) -> Iterator[None]:
-        began = time.perf_counter()
+    def _timed(self, loading: Loading, stage: str) -> Iterator[None]:
+        began, loading.stage = time.perf_counter(), STAGES[stage]
         yield
         self.spent[stage] += time.perf_counter() - began
 
@@ -262,35 +280,51 @@ class Loader:
         self.budget.release(served.need)
 
     async def give_back(self) -> None:
-        """After the last reference to something large is gone."""
-        await self._engine.call(machine.give_back)
+        """After the last reference to something large is gone.  An engine that is busy does it later."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GRACE_S):
+                await self._engine.call(machine.give_back)
 
-    def _drafter(self, described: Described, need: Need) -> Drafter | None:
+    def _drafter(self, loading: Loading, described: Described, need: Need) -> Drafter | None:
         """Its draft model, read and ready."""
         name, settings = described.sized.name, self._settings
         if described.draft is None:
             return None
         source, size = settings.drafts[name], described.sized.draft
         assert size is not None
-        loaded = self._read(Described(source, described.draft, size), lambda _: None, None)  # whole, and here alone
+        loaded = self._read(loading, Described(source, described.draft, size), ignore, None)  # whole, and here alone
         words = min(loaded.config.vocab_size, described.sized.config.vocab_size)
         log.info("%s: %s drafts for it", name, source)
-        executor = self._executor(need, loaded, None)
+        executor = self._executor(loading, need, loaded, None)
         return Drafter(executor, budget=settings.step_tokens, longest=loaded.max_tokens, words=words)
 
-    def _read(self, described: Described, heard: Heard, part: Part | None) -> Checkpoint:
+    def _breathe(self, loading: Loading) -> Callable[[], None]:
+        """For long functions on the engine's thread: the others get a turn, and a load that is ended is left."""
+
+        def breathe() -> None:
+            loading.check()
+            self._engine.breathe()
+
+        return breathe
+
+    def _progress(self, loading: Loading, heard: Heard) -> Callable[[int, int], None]:
+        return breathing(self._breathe(loading), loading.check, heard)
+
+    def _read(self, loading: Loading, described: Described, heard: Heard, part: Part | None) -> Checkpoint:
         """On the engine's thread, as the next.  For the compiled step weights are read later, as they are packed."""
         if part is not None:
-            return part.read(described.what, breathing(self._engine, heard))
+            return part.read(described.what, self._progress(loading, heard))
         place = placed(self._settings, described.sized.suited, described.sized.config)
         read = checkpoint.begin if place.instructions else checkpoint.read
-        progress = breathing(self._engine, heard)
+        progress = self._progress(loading, heard)
         return read(described.source, described.what, dtype=place.dtype, device=place.device, progress=progress)
 
-    def _executor(self, need: Need, loaded: Checkpoint, part: Part | None, test: SelfTest | None = None) -> Executor:
+    def _executor(
+        self, loading: Loading, need: Need, loaded: Checkpoint, part: Part | None, test: SelfTest | None = None
+    ) -> Executor:
         if part is not None:
             return self._executed(part.executor(loaded))
-        settings, breathe = self._settings, self._engine.breathe
+        settings, breathe = self._settings, self._breathe(loading)
 
         @contextmanager
         def held(part: nn.Module) -> Iterator[None]:
@@ -306,10 +340,8 @@ class Loader:
             test.compare(executor)
         return self._executed(executor)
 
-    def _employ(
-        self, need: Need, loaded: Checkpoint, drafter: Drafter | None, part: Part | None, test: SelfTest | None
-    ) -> Worker:
-        settings, executor = self._settings, self._executor(need, loaded, part, test)
+    def _employ(self, need: Need, loaded: Checkpoint, drafter: Drafter | None, executor: Executor) -> Worker:
+        settings = self._settings
         if not (loaded.writing or isinstance(loaded.head, LanguageHead)):
             head, tokens = cast(Head, loaded.head), settings.encoder_step_tokens
             return Encoder(executor, head, model=need.name, task=cast(Task, loaded.task), token_budget=tokens)
@@ -326,15 +358,17 @@ class Loader:
         return generator
 
 
-def breathing(engine: Engine, heard: Heard) -> Callable[[int, int], None]:
-    """For whoever reads on the engine's thread: tells how much is read, and lets the others have their turns."""
+def breathing(breathe: Callable[[], None], check: Callable[[], None], heard: Heard) -> Callable[[int, int], None]:
+    """For what reads on the engine's thread: tells how much is read, calls `check` each time, and `breathe`, which lets
+    the others have their turns, as often as is needed."""
     breathed = time.perf_counter()
 
     def progress(done: int, total: int) -> None:
         nonlocal breathed
+        check()
         heard(min(done / total, 1.0) if total else 0.0)
         if time.perf_counter() - breathed > HOLD_S:
-            engine.breathe()
+            breathe()
             breathed = time.perf_counter()
 
     return progress

@@ -8,31 +8,31 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from models.checkpoint.beside import Trunk
-from service.change import REFUSALS, Change, failure
+from service.change import Change, broken_trunk, complain, failure, outcome_of, refuse_name, refuse_unknown
 from service.engine.engine import Engine, Stream
 from service.engine.worker import Worker
 from service.errors import (
     BadRequest,
+    Cancelled,
     Conflict,
     NotFound,
     PolyheadError,
     Stopped,
     Unavailable,
     outward,
-    sentence,
     spoken,
 )
-from service.loader import Beside, Described, Executed, Loader, Served
+from service.loader import Beside, Described, Executed, Heard, Loader, Served
+from service.loading import Loading
 from service.model import Known, Model, State, concerning
-from service.names import NAME, is_name, trunk_of
+from service.names import trunk_of
 from service.offer import Offer
-from service.outcome import crash
 from service.request import Explain, Request, Task
-from service.settings import Settings, SettingsError
+from service.settings import Settings
 from service.watching import Watching
 
 LATE_S = 1.0  # for requests that found a model before it was taken away and are not submitted yet
@@ -56,7 +56,7 @@ class Registry:
     def __init__(self, engine: Engine, settings: Settings, told: Told, executed: Executed = lambda it: it) -> None:
         """Raises SettingsError where the settings name a device or a model that is not there."""
         refuse_unknown(settings)
-        self._engine, self._told = engine, told
+        self._engine, self._settings, self._told = engine, settings, told
         self._loader = Loader(engine, settings, executed)
         self._watching = Watching(engine, settings, self._loader)
         self._sources = dict(settings.models)
@@ -66,6 +66,7 @@ class Registry:
         self._aliases: dict[str, str] = {}
         self._trunks = {name: trunk_of(name) for name in settings.models if trunk_of(name)}  # of adapters laid over one
         self._change: Change | None = None  # the last one
+        self._loadings: dict[str, Loading] = {}  # of names that are loaded now, or wait for that
         self._began = time.monotonic()
 
     # Who is there
@@ -134,52 +135,69 @@ class Registry:
         change = self._change = Change("", "loading the models of the settings")
         described: dict[str, Described] = {}
         beside: dict[str, Beside] = {}
-        for name, source in self._sources.items():
+        seconds = self._settings.load_seconds
+        self._loadings = {name: Loading(name, seconds, self._hear(name)) for name in self._sources}
+        for name in list(self._loadings):
             if not trunk_of(name):
-                await self._attempt(name, self._describe(name, source, described))
-        for name, source in self._sources.items():
+                await self._attempt(name, lambda one: self._describe(one, described))
+        for name in list(self._loadings):
             if trunk_of(name):
-                await self._attempt(name, self._lay(name, source, described, beside))
+                await self._attempt(name, lambda one: self._lay(one, described, beside))
         for name in list(described):
-            await self._attempt(name, self._load_first(name, described, beside))
-        for name in beside:
-            await self._attempt(name, self._attach_first(beside[name]))
+            await self._attempt(name, lambda one: self._load_first(one, described, beside))
+        for name in list(beside):
+            await self._attempt(name, lambda one: self._attach_first(one, beside))
         change.phase = "over"
 
-    async def _attempt(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        """Whatever a checkpoint makes a library raise breaks that model alone."""
-        outcome = await outcome_of(work)
+    def _hear(self, name: str) -> Heard:
+        def hear(fraction: float) -> None:
+            self._states[name] = State("loading", fraction)
+
+        return hear
+
+    async def _attempt(self, name: str, work: Callable[[Loading], Coroutine[Any, Any, None]]) -> None:
+        """Whatever a checkpoint makes a library raise breaks that model alone.  One that is cancelled is forgotten."""
+        if name not in self._loadings:
+            return  # cancelled before
+        loading = self._loadings[name]
+        outcome = await outcome_of(loading.run(work(loading)))
         if isinstance(outcome, STOPPED):
             raise asyncio.CancelledError
-        if isinstance(outcome, Exception):
+        if outcome is not None or name in self._served:
+            del self._loadings[name]
+        if isinstance(outcome, Cancelled):
+            self._forget(name)
+        elif isinstance(outcome, Exception):
             self._states[name] = State("broken", why=spoken(outcome))
             complain(f"{name} is broken", outcome)
         elif outcome is not None:
-            raise outcome  # cancelled
+            raise outcome  # this task is cancelled
+        if name not in self._loadings:
+            loading.over.set()
 
-    async def _describe(self, name: str, source: str, described: dict[str, Described]) -> None:
-        described[name] = await self._loader.describe(name, source)
+    async def _describe(self, loading: Loading, described: dict[str, Described]) -> None:
+        described[loading.name] = await self._loader.describe(loading, self._sources[loading.name])
 
-    async def _lay(self, name: str, source: str, described: Mapping[str, Described], beside: dict[str, Beside]) -> None:
-        trunk = trunk_of(name)
+    async def _lay(self, loading: Loading, described: Mapping[str, Described], beside: dict[str, Beside]) -> None:
+        name, trunk = loading.name, trunk_of(loading.name)
         if trunk not in described:
-            raise broken_trunk(trunk, self._states[trunk])
-        beside[name] = await self._loader.lay(name, source, Trunk(described[trunk].what))
+            raise broken_trunk(trunk, self._states.get(trunk))
+        beside[name] = await self._loader.lay(loading, self._sources[name], Trunk(described[trunk].what))
 
-    async def _attach_first(self, beside: Beside) -> None:
-        trunk = trunk_of(beside.need.name)
+    async def _attach_first(self, loading: Loading, beside: dict[str, Beside]) -> None:
+        trunk, mine = trunk_of(loading.name), beside.pop(loading.name)
         if trunk not in self._served:
-            raise broken_trunk(trunk, self._states[trunk])
-        self._publish(await self._loader.attach(beside, self._served[trunk]))
+            raise broken_trunk(trunk, self._states.get(trunk))
+        self._publish(await self._loader.attach(loading, mine, self._served[trunk]))
 
-    async def _load_first(self, name: str, described: dict[str, Described], beside: Mapping[str, Beside]) -> None:
-        def heard(fraction: float) -> None:
-            self._states[name] = State("loading", fraction)
-
-        heard(0.0)
-        mine = described.pop(name)
+    async def _load_first(
+        self, loading: Loading, described: dict[str, Described], beside: Mapping[str, Beside]
+    ) -> None:
+        loading.hear(0.0)
+        mine = described.pop(loading.name)
         kept = sum(other.need.total for other in beside.values())
-        self._publish(await self._loader.load(mine, heard, [other.sized for other in described.values()], kept))
+        others = [other.sized for other in described.values()]
+        self._publish(await self._loader.load(loading, mine, others, kept))
 
     # Later
 
@@ -220,7 +238,12 @@ class Registry:
         return self._begin(change, self._load(change, source, drain_s, trunk))
 
     def unload(self, name: str, drain_s: float) -> Change:
-        """The name is gone at once; what runs may end in `drain_s` seconds."""
+        """The name is gone at once; what runs may end in `drain_s` seconds.
+
+        Of a model that is being loaded the load is cancelled; if it is loaded again, the old one goes on serving.
+        """
+        if name in self._loadings:
+            return self._cancel(name)
         self._refuse_unknown(name)
         aliases = self._aliases_of(name)
         if aliases:
@@ -228,9 +251,25 @@ class Registry:
         self._refuse_trunk(name, self._trunks)
         change = self._next(name, f"unloading {name}")
         change.phase = "draining"
+        self._forget(name)
+        return self._begin(change, self._unload(name, drain_s))
+
+    def _cancel(self, name: str) -> Change:
+        """The end of its load, however that ends."""
+        loading, change = self._loadings[name], self._change
+        assert change is not None
+        cancelled = Change(name, f"cancelling the load of {name}")
+        loading.cancel()
+        if not loading.running:  # at the start, where others are loaded before it
+            del self._loadings[name]
+            self._forget(name)
+            loading.over.set()
+        cancelled.begin(change.over() if change.name else loading.over.wait())
+        return cancelled
+
+    def _forget(self, name: str) -> None:
         del self._states[name], self._sources[name]
         self._trunks.pop(name, None)
-        return self._begin(change, self._unload(name, drain_s))
 
     def alias(self, alias: str, name: str) -> None:
         """From now on requests to `alias` are requests to `name`."""
@@ -275,7 +314,12 @@ class Registry:
 
     async def _load(self, change: Change, source: str, drain_s: float, trunk: str) -> None:
         old = [self._served[change.name]] if change.name in self._served else []
-        served = await self._loaded(change, source, trunk)
+        loading = Loading(change.name, self._settings.load_seconds, change.hear)
+        self._loadings[change.name] = loading
+        try:
+            served = await loading.run(self._loaded(loading, source, trunk))
+        finally:
+            del self._loadings[change.name]
         if trunk:
             self._trunks[change.name] = trunk
         self._sources[change.name] = source
@@ -284,11 +328,11 @@ class Registry:
         while old:
             await self._retire(old.pop(), drain_s)
 
-    async def _loaded(self, change: Change, source: str, trunk: str) -> Served:
+    async def _loaded(self, loading: Loading, source: str, trunk: str) -> Served:
         if trunk:
-            beside = await self._loader.lay(change.name, source, self._served[trunk].trunk)
-            return await self._loader.attach(beside, self._served[trunk])
-        return await self._loader.load(await self._loader.describe(change.name, source), change.hear)
+            beside = await self._loader.lay(loading, source, self._served[trunk].trunk)
+            return await self._loader.attach(loading, beside, self._served[trunk])
+        return await self._loader.load(loading, await self._loader.describe(loading, source))
 
     async def _unload(self, name: str, drain_s: float) -> None:
         if name in self._served:  # else it was broken
@@ -357,36 +401,3 @@ class Registry:
         done = sum(1.0 if state.settled else state.fraction for state in self._states.values()) / len(self._states)
         elapsed = time.monotonic() - self._began
         return min(max(math.ceil(elapsed * (1 - done) / max(done, 0.01)), 1), LONGEST_WAIT)
-
-
-def refuse_unknown(settings: Settings) -> None:
-    """Raises SettingsError where a weight or a draft is given to a model that is not served."""
-    for setting, given in (("weights", settings.weights), ("drafts", settings.drafts)):
-        for name in given:
-            if name not in settings.models:
-                there = ", ".join(settings.models)
-                raise SettingsError(f"{setting}: no model is called {name!r}; there are: {there}")
-            if base := trunk_of(name):
-                raise SettingsError(f"{setting}: {name!r} is computed with its trunk; name {base!r} there")
-
-
-def broken_trunk(trunk: str, state: State) -> BadRequest:
-    return BadRequest(f"{trunk}, over which it is to be laid, could not be loaded: {state.why}")
-
-
-def refuse_name(name: str, param: str) -> None:
-    if not (is_name(name) if param == "name" else NAME.fullmatch(name)):
-        message = f"{param}: {name[:60]!r} is no name: letters, digits, dots, dashes and underscores, 128 at most"
-        raise BadRequest(message, param=param)
-
-
-async def outcome_of(work: Coroutine[Any, Any, None]) -> BaseException | None:
-    """What it raised: an Exception, or what ends this task or the process."""
-    outcomes: Sequence[BaseException | None] = await asyncio.gather(work, return_exceptions=True)
-    outcome = outcomes[0]
-    ends = isinstance(outcome, Exception | asyncio.CancelledError | KeyboardInterrupt | SystemExit)
-    return outcome if outcome is None or ends else crash(outcome)
-
-
-def complain(what: str, error: Exception) -> None:
-    log.error("%s: %s", what, sentence(error), exc_info=None if isinstance(error, REFUSALS) else error)

@@ -141,6 +141,13 @@ class Settings(Spread):
         default_factory=dict,
         description="Shares of the engine when several models are busy, model=weight; 1 for those not named.",
     )
+    load_seconds: float = Field(
+        3600,
+        ge=0,
+        le=604_800,
+        description="How long the load of one model may take, its download included; longer ones are ended, and the "
+        "model is broken. 0: for ever.",
+    )
     max_requests: int = Field(256, ge=1, le=1_000_000, description="HTTP requests in flight; more are answered 429.")
     max_tokens_in_flight: int = Field(
         1 << 18, ge=1, le=1 << 40, description="Tokens of prompts and texts in flight; beyond that 429."

@@ -9,10 +9,10 @@ way back, from tokens to text, is `service.transcript`.
 import asyncio
 import math
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from models.chat.functions import weight
 from models.errors import EncodingError, TemplateError
@@ -27,9 +27,11 @@ from service.model import Model, concerning
 from service.outcome import attempt, on_thread
 from service.prompts import Chat, Continuation, Prompt, encoded_chat, read_prompts, rendered, thinking_left
 from service.request import UNCONDITIONAL, Generate, Task, Terms
+from service.threads import Threads
 from service.trial import PROCESSES
 
 LONG = 1 << 18  # characters of one call
+PATIENCE = 60.0  # seconds for one call; the longest body, of 8 MiB, takes some ten
 
 T = TypeVar("T")
 
@@ -51,8 +53,8 @@ class Text:
     """
 
     def __init__(self, *, threads: int, batch_limit: int, tokenised: Callable[[str, Task, float], None]) -> None:
-        self._short = ThreadPoolExecutor(threads, thread_name_prefix="text")
-        self._long = ThreadPoolExecutor(1, thread_name_prefix="text-long")
+        self._short = Threads(threads, "text", PATIENCE)
+        self._long = Threads(1, "text-long", PATIENCE)
         self._grammars = ThreadPoolExecutor(PROCESSES, thread_name_prefix="grammars")
         self._guides = Guides()
         self._batch_limit = batch_limit
@@ -123,8 +125,9 @@ class Text:
             return await self._run(model, work, lambda: write_texts(model, rows, field, plain=plain))
 
     def close(self) -> None:
-        for pool in (self._short, self._long, self._grammars):
-            pool.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._short, self._long):
+            threads.close()
+        self._grammars.shutdown(wait=False, cancel_futures=True)
         self._guides.close()
 
     def _check_count(self, field: str, count: int) -> None:
@@ -147,8 +150,10 @@ class Text:
         if grammar is None and thinking is None:
             return None
         wanted = model, grammar, thinking
-        return self._guides.known(*wanted) or await on(
-            self._grammars, deadline, lambda: self._guides.guide(*wanted), "the answer's form was being compiled"
+        return self._guides.known(*wanted) or await before(
+            deadline,
+            on_thread(lambda: self._guides.guide(*wanted), self._grammars),
+            "the answer's form was being compiled",
         )
 
     async def _run(self, model: Model, job: Job, function: Callable[[], T]) -> T:
@@ -156,7 +161,8 @@ class Text:
         began = time.perf_counter()
         pool = self._long if job.characters > LONG else self._short
         try:
-            return await on(pool, job.deadline, function, "the text was being made tokens")
+            work = pool.run(function, model.tokenizer, f"{job.field}: making its text tokens")
+            return await before(job.deadline, work, "the text was being made tokens")
         except (EncodingError, TemplateError) as error:
             raise BadRequest(f"{job.field}: {error}", param=job.field) from None
         except TokenizerError as error:
@@ -165,11 +171,11 @@ class Text:
             self._tokenised(model.name, model.task, time.perf_counter() - began)
 
 
-async def on(pool: Executor, deadline: float, function: Callable[[], T], meanwhile: str) -> T:
-    """What `function` returns or raises.  At the deadline nobody waits for it any longer, though a thread may."""
+async def before(deadline: float, work: Coroutine[Any, Any, T], meanwhile: str) -> T:
+    """What `work` returns or raises.  At the deadline nobody waits for it any longer, though a thread may."""
     try:
         async with asyncio.timeout(None if deadline == math.inf else deadline - time.perf_counter()):
-            return await on_thread(function, pool)
+            return await work
     except TimeoutError:
         raise Expired(f"the deadline has passed while {meanwhile}") from None
 

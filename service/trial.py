@@ -7,17 +7,15 @@ busy machine gives none is asked to come again.
 
 import json
 import math
-import os
-import select
 import signal
 import subprocess
 import sys
-import time
 from queue import SimpleQueue
 from typing import Any
 
 from service import compiler
-from service.errors import BadRequest, Unavailable
+from service.child import end, exchanged, started
+from service.errors import BadRequest, PolyheadError, Unavailable
 from service.grammar import Grammar
 
 SECONDS = 1.0  # of a processor: what takes more is refused
@@ -64,15 +62,17 @@ class Trial:
     def ask(self, question: dict[str, Any]) -> dict[str, str]:
         if self._process is not None and self._process.poll() is not None:  # somebody else has ended it
             self.end()
-        process = self._process = self._process or started()
         try:
-            line = exchanged(process, json.dumps(question).encode() + b"\n")
+            process = self._process = self._process or started([sys.executable, "-P", compiler.__file__])
+            line = exchanged(process, json.dumps(question).encode() + b"\n", PATIENCE)
         except TimeoutError:
             self.end()
             wrong = f"the machine is too busy to compile the answer's form: it had {PATIENCE:g} s"
             raise Unavailable(wrong, retry_after=math.ceil(PATIENCE)) from None
         except BrokenPipeError:
-            late = process.wait() == -signal.SIGPROF
+            if self._process is None:
+                raise PolyheadError("the process that compiles the answer's form cannot be started") from None
+            late = self._process.wait() == -signal.SIGPROF
             self.end()
             wrong = f"takes more than {SECONDS:g} s of a processor" if late else "takes too much memory"
             return {"wrong": f"is too complex: it {wrong} to compile", "place": ""}
@@ -82,37 +82,4 @@ class Trial:
     def end(self) -> None:
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.communicate()
-
-
-def started() -> subprocess.Popen[bytes]:
-    """A compiler that is ready; a signal to the server's group is not for it, and it ends when the server has."""
-    process = subprocess.Popen(
-        [sys.executable, "-P", compiler.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()  # it says when it has started, which is nobody's time
-    return process
-
-
-def exchanged(process: subprocess.Popen[bytes], question: bytes) -> bytes:
-    """The line that comes back.  TimeoutError if it doesn't; BrokenPipeError if nothing will."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write(question)
-    process.stdin.flush()
-    until, line = time.monotonic() + PATIENCE, b""
-    while not line.endswith(b"\n"):
-        ready, _, _ = select.select([process.stdout], [], [], max(until - time.monotonic(), 0))
-        if not ready:
-            raise TimeoutError
-        part = os.read(process.stdout.fileno(), 1 << 16)
-        if not part:
-            raise BrokenPipeError
-        line += part
-    return line
+            end(process)

@@ -31,6 +31,7 @@ from service.engine.reading import Head
 from service.errors import Conflict, NoRoom, PolyheadError
 from service.explain_cost import GIGA, PIECE, WorkLimit, need_of
 from service.loader import Loader, breathing
+from service.loading import Loading, ignore
 from service.model import Model
 from service.outcome import aside
 from service.settings import Settings
@@ -60,7 +61,7 @@ class Watching:
 
     def __init__(self, engine: Engine, settings: Settings, loader: Loader) -> None:
         self._engine, self._settings, self._loader, self._budget = engine, settings, loader, loader.budget
-        self._reach, self._device = loader.reach, loader.place.device
+        self._reach, self._vetting, self._device = loader.reach, loader.vetting, loader.place.device
         self._watches: OrderedDict[str, Watch] = OrderedDict()  # by model's name, the one asked last at the end
         self._timers: dict[str, Timer] = {}  # by model's name, of those that are given back when idle
         self._releases: set[asyncio.Task[None]] = set()
@@ -79,13 +80,14 @@ class Watching:
     async def watch(self, model: Model, source: str) -> Mapping[str, tuple[int, int]]:
         """See to it that it is there: the layers and heads of each kind of attention.
 
-        Until the caller awaits again, it stays there.  Raises NoRoom, and Conflict where its source cannot be read any
-        more.
+        Until the caller awaits again, it stays there.  Raises NoRoom, Expired after `load_seconds`, and Conflict where
+        its source cannot be read any more.
         """
         async with self._changing:
             if self.worker(model) is None:
                 await self._forget(model.name)  # of another that had the name
-                await self._read(model, source)
+                loading = Loading(f"what explains {model.name}", self._settings.load_seconds)
+                await loading.run(self._read(loading, model, source))
             self._watches.move_to_end(model.name)
             self._start_timer(model.name)
             return self._watches[model.name].worker.layout
@@ -136,12 +138,12 @@ class Watching:
             else:
                 log.info("%s was not explained lately: %.0f MiB are free again", name, held / 2**20)
 
-    async def _read(self, model: Model, source: str) -> None:
-        began = time.perf_counter()
+    async def _read(self, loading: Loading, model: Model, source: str) -> None:
+        began, loading.stage = time.perf_counter(), "was being read"
         try:
-            what = await aside(lambda: checkpoint.describe(source, self._reach))
+            what = await aside(lambda: checkpoint.describe(source, self._reach, self._vetting.vet))
             need = await self._room(sized(model.name, what))
-            worker = await self._loaded(model, what, need)
+            worker = await self._loaded(loading, model, what, need)
         except ModelError as error:
             raise Conflict(f"{model.name} cannot be read again to be explained: {error}", param="model") from None
         self._watches[model.name] = Watch(model, worker, need)
@@ -161,17 +163,21 @@ class Watching:
         self._budget.take(need)
         return need
 
-    async def _loaded(self, model: Model, what: Description, need: Need) -> Explainer:
+    async def _loaded(self, loading: Loading, model: Model, what: Description, need: Need) -> Explainer:
+        def breathe() -> None:
+            loading.check()
+            self._engine.breathe()
+
         with ExitStack() as undo:
             undo.callback(self._budget.release, need)
-            worker = await self._engine.call(lambda: self._employ(model, what))
-            await self._engine.call(lambda: worker.warm_up(self._engine.breathe))
+            progress = breathing(breathe, loading.check, ignore)
+            worker = await loading.on_engine(self._engine, lambda: self._employ(model, what, progress))
+            await loading.on_engine(self._engine, lambda: worker.warm_up(breathe))
             undo.pop_all()
         return worker
 
-    def _employ(self, model: Model, what: Description) -> Explainer:
+    def _employ(self, model: Model, what: Description, progress: Callable[[int, int], None]) -> Explainer:
         """On the engine's thread."""
-        progress = breathing(self._engine, lambda _: None)
         loaded = checkpoint.read(model.source, what, dtype=torch.float32, device=self._device, progress=progress)
         watched, reads = Watched(loaded.network, loaded.head), loaded.writing is not None
         head = None if reads or isinstance(loaded.head, LanguageHead) else cast(Head, loaded.head)

@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from models import checkpoint
 from models.checkpoint.estimate import size
 from models.errors import ModelError
+from service import vetting
 
 OUTSIDE = "the-outside-file"  # that no checkpoint may reach
 SECRET = "{what stands in it}"
@@ -264,6 +266,68 @@ def panicking_template(values: dict[str, Any]) -> None:
     values["post_processor"] = {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": {}}
 
 
+def normalized(*steps: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda values: values.update(normalizer={"type": "Sequence", "normalizers": list(steps)})
+
+
+def cut(*steps: dict[str, Any]) -> Callable[[dict[str, Any]], None]:
+    return lambda values: values.update(pre_tokenizer={"type": "Sequence", "pretokenizers": list(steps)})
+
+
+def replacing(found: str, content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"String": found}, "content": content}
+
+
+def spelled(values: dict[str, Any]) -> None:
+    """Every letter a of an answer becomes 2^40."""
+    values["decoder"] = {"type": "Sequence", "decoders": [replacing("a", "aa")] * 40}
+
+
+def words_of_any_length(values: dict[str, Any]) -> None:
+    """Each of them is looked for in the vocabulary from every letter to every other."""
+    values["model"]["max_input_chars_per_word"] = 10**12
+
+
+def pieces_of_any_length(values: dict[str, Any]) -> None:
+    pieces = [["[UNK]", 0.0], ["[CLS]", 0.0], ["[SEP]", 0.0], *(["a" * size, -1.0] for size in range(1, 3000))]
+    values["model"] = {"type": "Unigram", "unk_id": 0, "vocab": pieces, "byte_fallback": False}
+    values["added_tokens"], values["post_processor"] = [], None
+
+
+def templated_round(tokens: int, times: int, texts: int = 1) -> Callable[[dict[str, Any]], None]:
+    """A template that puts so many tokens round a text, so often, and has the text itself so often."""
+    special = {"[CLS]": {"id": "[CLS]", "ids": [2] * tokens, "tokens": ["[CLS]"] * tokens}}
+    first, second = ({"Sequence": {"id": name, "type_id": 0}} for name in "AB")
+    single = [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}] * times + [first] * texts
+    made = {"type": "TemplateProcessing", "single": single, "pair": [first, second], "special_tokens": special}
+    return lambda values: values.update(post_processor=made)
+
+
+BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
+SPLIT: dict[str, Any] = {"type": "Split", "behavior": "Isolated", "invert": False}
+TOKENIZERS: dict[str, Callable[[dict[str, Any]], object]] = {
+    "bytes as characters as bytes": normalized(*[{"type": "ByteLevel"}] * 20),
+    "pieces of bytes as characters": cut(*[BYTES] * 24),
+    "a replacement of nothing": normalized(replacing("", "x" * 256)),
+    "a hundred thousand steps": normalized(*[replacing("zzz", "z")] * 100_000),
+    "a million steps that are short": normalized(*[{"type": "Lowercase"}] * 300_000),
+    "many long beginnings": normalized(*[{"type": "Prepend", "prepend": "x" * 256}] * 5000),
+    "a normalizer that multiplies within bounds": normalized(*[replacing("a", "aa")] * 8),
+    "three thousand patterns": cut(*[SPLIT | {"pattern": {"Regex": "(?=a)"}}] * 3000),
+    "a pattern that looks back at every space": cut(SPLIT | {"pattern": {"Regex": r"\s+$|(\s*[^\s]\s*)+#"}}),
+    "a pattern of many brackets": cut(SPLIT | {"pattern": {"Regex": "(" * 200 + "q" + "*)" * 200}}),
+    "twenty thousand spaces before a word": cut(
+        *[{"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": False}] * 20_000
+    ),
+    "an answer that multiplies": spelled,
+    "words of any length": words_of_any_length,
+    "pieces of any length": pieces_of_any_length,
+    "a template with many texts": templated_round(1, 1, 100_000),
+    "a template with many tokens": templated_round(10_000, 10_000),
+    "a template with a long token": templated_round(300_000, 1),
+}
+
+
 def of_json(file: str, content: bytes) -> Callable[[Path], None]:
     return lambda folder: (folder / file).write_bytes(content) and None
 
@@ -355,6 +419,7 @@ FOLDERS: dict[str, Callable[[Path], object]] = {
     "a template that panics": lambda folder: vocabulary(folder, panicking_template),
     "ids up to 2^32": lambda folder: vocabulary(folder, numbered),
     "steps inside steps": lambda folder: vocabulary(folder, nested),
+    **{f"a tokenizer: {name}": partial(vocabulary, change=change) for name, change in TOKENIZERS.items()},
     "a base that is linked up": adapted(f"../{OUTSIDE}"),
     "a base at the root": adapted("/etc"),
     "a pattern of ranks that holds up": holding_up,
@@ -455,6 +520,8 @@ class Watch:
             return
         if event == "open" and isinstance(arguments[0], str) and OUTSIDE in os.path.realpath(arguments[0]):
             self.heard.append(f"opened {arguments[0]}")
+        elif event == "subprocess.Popen" and vetting.__name__ in arguments[1]:
+            return  # the process in which tokenizers are tried
         elif event in ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "pickle.find_class"):
             self.heard.append(f"{event} {arguments[0]}")
         elif event in ("socket.connect", "socket.getaddrinfo"):
@@ -467,14 +534,14 @@ def memory(what: str) -> float:
     return next(int(line.split()[1]) for line in lines if line.startswith(what)) / 1024
 
 
-def tried(name: str, source: str, watch: Watch) -> Outcome:
+def tried(name: str, source: str, watch: Watch, vet: vetting.Vetting) -> Outcome:
     """Who describes it first and finds it too large for memory reads nothing of it."""
     outcome = Outcome(name)
     Path("/proc/self/clear_refs").write_text("5")
     before, began = memory("VmRSS"), time.process_time()
     watch.heard, watch.on = [], True
     try:
-        needed = size(checkpoint.describe(source)).weights(torch.float32)
+        needed = size(checkpoint.describe(source, vet=vet.vet)).weights(torch.float32)
         if needed > 1 << 30:
             raise ModelError(f"it needs {needed} bytes")
         template = checkpoint.load(source).chat
@@ -491,10 +558,12 @@ def tried(name: str, source: str, watch: Watch) -> Outcome:
 
 
 def main(cases: Path) -> None:
-    watch = Watch()
+    watch, vet = Watch(), vetting.Vetting()
+    vetting.SECONDS = 2  # of a processor
     for name, source in json.loads(cases.read_text()):
-        sys.stdout.write(json.dumps(asdict(tried(name, source, watch))) + "\n")
+        sys.stdout.write(json.dumps(asdict(tried(name, source, watch, vet))) + "\n")
         sys.stdout.flush()
+    vet.close()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from models.checkpoint import load
 
 SECONDS = 5.0
 MEBIBYTES = 512.0
-PATIENCE = 170.0  # for all of them
+PATIENCE = 600.0  # for all of them
 ALL = [*FOLDERS, *GENERATORS, *(f"gguf: {name}" for name in FILES)]
 
 

@@ -19,6 +19,7 @@ from models.chat import ChatTemplate
 from models.checkpoint import adapter, folder, gguf, recurrent
 from models.checkpoint.description import Description, blank
 from models.checkpoint.formats import refuse_file
+from models.checkpoint.parts import Vet, trust
 from models.checkpoint.precision import Suited
 from models.checkpoint.reach import ANYWHERE, Reach
 from models.checkpoint.weights import Weights
@@ -141,25 +142,28 @@ def begin(
     )
 
 
-def describe(source: str, reach: Reach = ANYWHERE) -> Description:
-    """All about a checkpoint but its numbers.  What lies out of `reach` is not looked at."""
+def describe(source: str, reach: Reach = ANYWHERE, vet: Vet = trust) -> Description:
+    """All about a checkpoint but its numbers.  What lies out of `reach` is not looked at.
+
+    `vet` gets each folder before its tokenizer is read, and raises CheckpointError for one that must not be.
+    """
     base, _, addition = ("", "", "") if "+" not in source or reach.has(source) else source.rpartition("+")
     if base and addition:
-        return with_adapter(reach.place(base), reach.place(addition))
+        return with_adapter(reach.place(base), reach.place(addition), vet)
     path = reach.place(source)
     if not path.is_dir():
         refuse_file(path)
         return gguf.describe(path)
     if adapter.is_adapter(path):
-        return with_adapter(reach.of(source).place(adapter.base_of(path)), path)
+        return with_adapter(reach.of(source).place(adapter.base_of(path)), path, vet)
     if recurrent.is_recurrent(path):
-        return recurrent.describe(path)
-    return folder.describe(folder.open_folder(path))
+        return recurrent.describe(path, vet)
+    return folder.describe(folder.open_folder(path), vet)
 
 
-def with_adapter(base: Path, addition: Path) -> Description:
+def with_adapter(base: Path, addition: Path, vet: Vet = trust) -> Description:
     """A base checkpoint with a LoRA merged into it."""
     if base.is_file():
         message = "an adapter is merged only into a safetensors folder; name the one this file was made from"
         raise UnsupportedError(message, file=str(base))
-    return folder.describe(adapter.applied(adapter.read(addition), folder.open_folder(base)))
+    return folder.describe(adapter.applied(adapter.read(addition), folder.open_folder(base)), vet)

@@ -14,7 +14,7 @@ from models.checkpoint import compressed
 from models.checkpoint.answers import HEADS, pools
 from models.checkpoint.description import Description
 from models.checkpoint.formats import INDEX, SINGLE, no_weights, refuse_folder
-from models.checkpoint.parts import Json, Parts, configured, read_json, template
+from models.checkpoint.parts import Json, Parts, Vet, configured, read_json, template, trust
 from models.checkpoint.tensors import Entry, safetensors
 from models.errors import CheckpointError, UnsupportedError
 from models.files import subfolder, text
@@ -34,11 +34,11 @@ def open_folder(path: Path) -> Parts:
     return Parts(path, config, family, spec, entries)
 
 
-def describe(parts: Parts) -> Description:
-    """All about the checkpoint but its numbers."""
+def describe(parts: Parts, vet: Vet = trust) -> Description:
+    """All about the checkpoint but its numbers.  `vet` is called before the tokenizer is read."""
     file = str(parts.path / "config.json")
     config = configured(file, partial(parts.family.config, parts.config))
-    tokenizer = tokenizer_of(parts.path)
+    tokenizer = tokenizer_of(parts.path, vet)
     head, limit = HEADS[parts.spec.kind](parts, config)
     generates = parts.spec.kind == "generate"
     return Description(
@@ -120,7 +120,7 @@ def sharded(path: Path) -> dict[str, Entry]:
     return {name: shards[shard][name] for name, shard in places.items()}
 
 
-def tokenizer_of(path: Path) -> Tokenizer:
+def tokenizer_of(path: Path, vet: Vet = trust) -> Tokenizer:
     readable = ("tokenizer.json", "vocab.txt", "vocab.json")
     if (path / "tokenizer.model").is_file() and not any((path / name).is_file() for name in readable):
         raise UnsupportedError(
@@ -129,6 +129,7 @@ def tokenizer_of(path: Path) -> Tokenizer:
             file=str(path),
         )
     try:
+        vet(path)
         return Tokenizer.from_folder(path)
     except CheckpointError as error:
         raise error if error.file else type(error)(str(error), file=str(path)) from None

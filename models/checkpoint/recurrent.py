@@ -17,7 +17,7 @@ from safetensors.torch import save as packed
 from models.checkpoint.description import Description, Head, Unfilled, listed
 from models.checkpoint.folder import tensors_of
 from models.checkpoint.formats import SINGLE
-from models.checkpoint.parts import Json, read_json
+from models.checkpoint.parts import Json, Vet, read_json, trust
 from models.checkpoint.tensors import Entry, readable
 from models.config import ModelConfig
 from models.decoding import Writing
@@ -47,10 +47,11 @@ def is_recurrent(folder: Path) -> bool:
     return file.is_file() and read_json(file).get("model_type") == KIND
 
 
-def describe(folder: Path) -> Description:
-    """All about it but its numbers, as of any folder that is served."""
+def describe(folder: Path, vet: Vet = trust) -> Description:
+    """All about it but its numbers, as of any folder that is served.  `vet` is called before the tokenizer is read."""
     file = folder / "config.json"
     config, entries = config_of(str(file), read_json(file)), tensors_of(folder)
+    vet(folder)
     tokenizer = Tokenizer.from_folder(folder)
     if tokenizer.vocab_size > config.vocab_size:
         message = f"it knows {tokenizer.vocab_size} tokens, {file} says that the network knows {config.vocab_size}"

@@ -16,7 +16,7 @@ import tokenizers
 
 from models.errors import CheckpointError, EncodingError
 from models.tokenizer import folder, gguf, patterns
-from models.tokenizer.panics import TokenizerError, failed, followed, refused
+from models.tokenizer.panics import TokenizerError, failed, followed, refused, unreadable
 from models.tokenizer.quoting import MARK, Quoting
 from models.tokenizer.spelling import Spelling, TokenStream
 from models.tokenizer.vocabulary import Vocabulary
@@ -87,12 +87,13 @@ class Encoding:
 class Tokenizer:
     """A checkpoint's vocabulary.  `bos_id` and the ids of other roles are None where it has no such token.
 
-    `marks_words`: a piece says itself whether it goes on with a word ("##ing").
+    `marks_words`: a piece says itself whether it goes on with a word ("##ing").  `growth`: characters that one
+    character of a text may become, before tokens are made of them.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary, self._backend = vocabulary, vocabulary.backend
-        patterns.refuse_runaway(self._backend)
+        self.growth = patterns.refuse_runaway(self._backend)
         self._spelling = Spelling(self._backend)
         self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos
         self.bos_id, self.eos_id, self.pad_id = map(self.find, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
@@ -106,7 +107,8 @@ class Tokenizer:
     def from_folder(cls, path: Path) -> "Tokenizer":
         """The tokenizer of a checkpoint folder; CheckpointError names the file at fault."""
         file = path / "tokenizer.json"
-        return followed(lambda: cls(folder.read(path)), refused(str(file if file.is_file() else path)))
+        at_fault = refused(str(file if file.is_file() else path))
+        return followed(lambda: cls(folder.read(path)), at_fault, at_fault)
 
     @classmethod
     def from_gguf(cls, fields: Mapping[str, Any]) -> "Tokenizer":
@@ -159,7 +161,7 @@ class Tokenizer:
             return encode(list(texts), add_special_tokens=special)
 
         try:
-            encoded = followed(run, failed)
+            encoded = followed(run, failed, unreadable)
         except (TypeError, UnicodeError):
             check_well_formed(texts)
             raise

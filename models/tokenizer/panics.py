@@ -7,7 +7,7 @@ not catch it, so it would end the thread on which it happens.
 from collections.abc import Callable
 from typing import TypeVar
 
-from models.errors import CheckpointError, ModelError, cut
+from models.errors import CheckpointError, EncodingError, ModelError, cut
 
 T = TypeVar("T")
 PANIC = "PanicException"  # the library makes its own, which has no name to import
@@ -17,14 +17,18 @@ class TokenizerError(ModelError):
     """The tokenizers library panics on what a loaded checkpoint's tokenizer is given."""
 
 
-def followed(run: Callable[[], T], astray: Callable[[str], ModelError]) -> T:
-    """What `run` returns; raises `astray` of the first line of what the library says where it panics."""
+def followed(
+    run: Callable[[], T], astray: Callable[[str], ModelError], unread: Callable[[str], ModelError] | None = None
+) -> T:
+    """What `run` returns; raises `astray` of the first line of what the library says where it panics, and `unread`, if
+    it is given, of what it says where it raises bare Exception, as it does for bad data and nothing else does."""
     try:
         return run()
     except BaseException as problem:
-        if type(problem).__name__ == PANIC:
-            raise astray(cut(next(iter(str(problem).strip().splitlines()), ""), 200)) from None
-        raise
+        known = {PANIC: astray, "Exception": unread}.get(type(problem).__name__)
+        if known is None:
+            raise
+        raise known(cut(next(iter(str(problem).strip().splitlines()), ""), 200)) from None
 
 
 def refused(file: str = "") -> Callable[[str], CheckpointError]:
@@ -35,3 +39,8 @@ def refused(file: str = "") -> Callable[[str], CheckpointError]:
 def failed(said: str) -> TokenizerError:
     """For `followed`, where a tokenizer is used."""
     return TokenizerError(f"the tokenizers library fails on this text: {said}")
+
+
+def unreadable(said: str) -> EncodingError:
+    """For `followed`, where the library cannot make tokens of a text."""
+    return EncodingError(f"the tokenizer cannot read this text: {said}")

@@ -8,47 +8,73 @@ texts is refused before it is served, and so is what makes long texts of short o
 import base64
 import json
 from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
 
-from models.errors import CheckpointError
-from models.tokenizer.panics import followed, refused
+from models.errors import CheckpointError, EncodingError
+from models.tokenizer.panics import followed, refused, unreadable
 
 TRIED = tuple(f"{character * 48}{end}" for character in ("a", "A", "0", " ", "\n", ".", "é") for end in ("", "!", "z"))
 MOST_GROWTH = 256  # characters that a character may become
+MOST_STEPS = 256  # of a normalizer, or of any other part; published ones have a dozen
+MOST_AROUND = 1024  # tokens that stand round a text
+PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}  # and their parts
 
 
-def refuse_runaway(backend: Tokenizer) -> None:
-    """CheckpointError for a vocabulary that would hold up whoever tokenizes with it."""
-    grown = 1.0
-    for step in _steps(json.loads(backend.normalizer.__getstate__()) if backend.normalizer else {}):
-        grown *= _growth(step)
-        if grown > MOST_GROWTH:
-            raise CheckpointError(f"its normalizer makes more than {MOST_GROWTH} characters of one")
-    followed(lambda: backend.encode(""), refused())  # what it panics on even then is no pattern
+def refuse_runaway(backend: Tokenizer) -> float:
+    """How many characters one may become; CheckpointError for a vocabulary that would hold up whoever tokenizes with
+    it."""
+    growth = 1.0
+    for part in PARTS:
+        grown = _grown(backend, part)
+        growth *= grown if part != "decoder" else 1.0  # which reads a token at a time
+        if max(growth, grown) > MOST_GROWTH:
+            raise CheckpointError(f"its {part} makes more than {MOST_GROWTH} characters of one")
+    around = followed(lambda: len(backend.encode("")), refused(), refused())  # what it panics on here is no pattern
+    if around > MOST_AROUND:
+        raise CheckpointError(f"it puts {around} tokens round a text; {MOST_AROUND} are the most")
     for text in TRIED:
         astray = CheckpointError(f"a pattern of its tokenizer goes astray on a text as short as {text!r}")
-        followed(lambda text=text: backend.encode(text), lambda _, astray=astray: astray)  # type: ignore[misc]
+        with suppress(EncodingError):  # of a text that it has no tokens for
+            followed(partial(backend.encode, text), lambda _, astray=astray: astray, unreadable)  # type: ignore[misc]
+    return growth
 
 
-def _steps(normalizer: Any) -> Iterator[dict[str, Any]]:
-    if normalizer.get("type") == "Sequence":
-        for each in normalizer["normalizers"]:
-            yield from _steps(each)
+def _grown(backend: Tokenizer, part: str) -> float:
+    """How many characters one may become in all steps of a part."""
+    made, grown = getattr(backend, part), 1.0
+    steps = list(_steps(json.loads(made.__getstate__()), PARTS[part])) if made else []
+    if len(steps) > MOST_STEPS:
+        raise CheckpointError(f"its {part} has {len(steps)} steps; {MOST_STEPS} are the most")
+    for step in steps:
+        grown *= _growth(step)
+    return grown
+
+
+def _steps(step: Any, inside: str) -> Iterator[dict[str, Any]]:
+    if step.get("type") == "Sequence":
+        for each in step[inside]:
+            yield from _steps(each, inside)
     else:
-        yield normalizer
+        yield step
 
 
 def _growth(step: dict[str, Any]) -> float:
     """How many characters one may become; what stands before every text counts as if it stood before each."""
     match step:
         case {"type": "Replace", "pattern": {"String": str(found)}, "content": str(content)}:
-            return max(1.0, len(content) / max(1, len(found)))
+            return max(1.0, len(content) / len(found)) if found else len(content) + 1.0
         case {"type": "Replace", "content": str(content)}:
             return len(content) + 1.0
         case {"type": "Prepend", "prepend": str(prepended)}:
             return 1.0 if len(prepended) <= MOST_GROWTH else len(prepended)
+        case {"type": "ByteLevel"}:
+            return 4.0  # the bytes of a character, of which each becomes one
+        case {"type": "Metaspace"}:
+            return 2.0  # a space before each of the pieces there are
         case {"type": "Precompiled", "precompiled_charsmap": str(told)}:
             raw = base64.b64decode(told)  # the bytes of an index, the index, then what it leads to, each with a zero
             texts = raw[4 + int.from_bytes(raw[:4], "little") :]

@@ -82,7 +82,10 @@ async def reload(request: Request) -> Response:
     return await told(request, change, wire.stream)
 
 
-@router.delete("/admin/models/{name:path}", summary="Unload a model: what runs has drain_seconds to end.")
+@router.delete(
+    "/admin/models/{name:path}",
+    summary="Unload a model: what runs has drain_seconds to end; or cancel its load, while it is being loaded.",
+)
 async def unload(request: Request) -> Response:
     change = administered(request).unload(request.path_params["name"], drain_of(request))
     return await told(request, change, stream=False)

@@ -93,7 +93,7 @@ async def load(request: Request) -> Response:
 @router.post(
     "/v2/repository/models/{name:path}/unload",
     openapi_extra=takes(UnloadRequest),
-    summary="Unload a model: what runs has drain_seconds to end.",
+    summary="Unload a model: what runs has drain_seconds to end; or cancel its load, while it is being loaded.",
 )
 async def unload(request: Request) -> Response:
     UnloadRequest.read(await value_in(request))

@@ -100,7 +100,9 @@ class Line:
             self._writer.write(frame(words))
 
     async def ask(self, way: str, *words: Any) -> Any:
-        """What it answers; ConnectionError if it is lost before."""
+        """What it answers; ConnectionError if it is lost before, or is not there."""
+        if self._writer is None:
+            raise ConnectionError(f"replica {self.name} is not connected")
         number = next(self._numbers)
         self._asked[number] = asyncio.get_running_loop().create_future()
         self.tell(way, number, *words)

@@ -1,0 +1,53 @@
+"""A process that answers each line with a line, asked with a bound on the time that takes."""
+
+import os
+import select
+import subprocess
+import time
+from collections.abc import Sequence
+
+READY_S = 60.0  # of the clock, for a process to start
+
+
+def started(command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A process that has said that it is ready.  TimeoutError and BrokenPipeError if it doesn't.
+
+    A signal to the server's group is not for it, and it ends when the server has.
+    """
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+    )
+    assert process.stdin is not None
+    os.set_blocking(process.stdin.fileno(), False)  # one that does not read holds up nobody
+    try:
+        exchanged(process, b"", READY_S)
+    except (TimeoutError, BrokenPipeError):
+        end(process)
+        raise
+    return process
+
+
+def exchanged(process: subprocess.Popen[bytes], question: bytes, patience: float) -> bytes:
+    """The line that comes back within `patience` seconds of the clock.  TimeoutError if it doesn't; BrokenPipeError if
+    nothing will."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    until, line = time.monotonic() + patience, b""
+    while not line.endswith(b"\n"):
+        asking = [process.stdin] if question else []
+        heard, open_, _ = select.select([process.stdout], asking, [], max(until - time.monotonic(), 0))
+        if not heard and not open_:
+            raise TimeoutError
+        if open_:
+            question = question[os.write(process.stdin.fileno(), question[: 1 << 16]) :]
+        if heard:
+            part = os.read(process.stdout.fileno(), 1 << 16)
+            if not part:
+                raise BrokenPipeError
+            line += part
+    return line
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.communicate()

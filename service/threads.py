@@ -1,0 +1,122 @@
+"""A few threads for work that may never return.
+
+Work that has run for too long is left to its thread, and another thread takes that one's place; so a text on which a
+stranger's tokenizer hangs costs a processor and no other model's requests.  Of an owner whose work has been left so
+nothing more is begun until it returns.
+"""
+
+import asyncio
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable
+from contextlib import suppress
+from contextvars import copy_context
+from functools import partial
+from itertools import count
+from queue import SimpleQueue
+from typing import TypeVar, cast
+
+from service.errors import PolyheadError, TooComplex, Unavailable
+from service.outcome import Failure, attempt, result, settle
+
+GLANCE_S = 1.0  # how often one who waits looks whether a thread must be replaced
+
+T = TypeVar("T")
+log = logging.getLogger("polyhead.threads")
+
+
+class Work:
+    """What a thread is given to do; `began` on `time.monotonic`, 0 before."""
+
+    def __init__(self, function: Callable[[], object], owner: Hashable, what: str) -> None:
+        self.owner, self.what, self.began = owner, what, 0.0
+        self.wanted = self.here = True  # somebody waits for it; its thread has not been replaced
+        self._function = partial(attempt, partial(copy_context().run, function))
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[object] = self._loop.create_future()
+
+    def run(self) -> None:
+        self.began = time.monotonic()
+        self.tell(self._function())
+
+    def tell(self, outcome: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed, and nothing awaits the result
+            self._loop.call_soon_threadsafe(settle, self.future, outcome)
+
+
+class Threads:
+    """At most `most` at work, besides those that are left behind.  They are daemons: the end of the process does not
+    wait for them.  `run` lives on the event loop thread."""
+
+    def __init__(self, most: int, name: str, patience: float) -> None:
+        """`patience` in seconds, for one piece of work."""
+        self._most, self._name, self._patience = most, name, patience
+        self._waiting: SimpleQueue[Work | None] = SimpleQueue()
+        self._numbers, self._started = count(), 0
+        self._running: set[Work] = set()  # both threads, as the next, under the lock
+        self._strays: Counter[Hashable] = Counter()
+        self._lock = threading.Lock()
+
+    async def run(self, function: Callable[[], T], owner: Hashable, what: str) -> T:
+        """What `function` returns or raises, on one of the threads, in this task's context; `what` names it in errors.
+
+        Raises TooComplex where it takes too long, Unavailable where other work of `owner` still does.
+        """
+        work = Work(function, owner, what)
+        self._waiting.put(work)
+        if self._started < self._most:
+            self._start()
+        try:
+            while not work.future.done():
+                await asyncio.wait({work.future}, timeout=GLANCE_S)
+                self._replace()
+            return result(cast(T | Failure, work.future.result()))
+        finally:
+            work.wanted = False
+
+    def close(self) -> None:
+        """What has not begun never will."""
+        for _ in range(self._started):
+            self._waiting.put(None)
+
+    def _start(self) -> None:
+        self._started += 1
+        threading.Thread(target=self._serve, name=f"{self._name}_{next(self._numbers)}", daemon=True).start()
+
+    def _replace(self) -> None:
+        """Leave behind the threads whose work takes too long."""
+        now = time.monotonic()
+        with self._lock:
+            late = [each for each in self._running if each.here and each.began and now - each.began > self._patience]
+            for work in late:
+                work.here = False
+                self._strays[work.owner] += 1
+        for work in late:
+            log.error("%s has not returned for %g s and is left behind", work.what, self._patience)
+            settle(work.future, Failure(TooComplex(f"{work.what} has taken longer than {self._patience:g} s")))
+            self._started -= 1
+            self._start()
+
+    def _serve(self) -> None:
+        while (work := self._waiting.get()) is not None:
+            if not work.wanted:
+                continue
+            with self._lock:
+                refused = self._strays[work.owner] > 0
+                if not refused:
+                    self._running.add(work)
+            if refused:
+                work.tell(Failure(self._busy(work)))
+                continue
+            work.run()
+            with self._lock:
+                self._running.discard(work)
+                if not work.here:
+                    self._strays[work.owner] -= 1
+                    return  # another has its place
+
+    def _busy(self, work: Work) -> PolyheadError:
+        said = f"{work.what} is not begun: another of the same model has not returned for {self._patience:g} s"
+        return Unavailable(said, retry_after=60)

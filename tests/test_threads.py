@@ -1,0 +1,138 @@
+"""Threads for work that may never return: they are replaced, and nobody waits for ever."""
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_admin import Client, serving
+
+from models.tokenizer import Tokenizer
+from service import text, threads
+from service.errors import TooComplex, Unavailable
+from service.threads import Threads
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def stuck() -> Iterator[threading.Event]:
+    """What hangs waits for it; after the test it goes on."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "GLANCE_S", 0.005)
+
+
+def test_work_comes_back_in_its_context_from_few_threads() -> None:
+    async def run() -> None:
+        pool, names = Threads(2, "few", PATIENCE_S), set[str]()
+
+        def work(number: int) -> int:
+            names.add(threading.current_thread().name)
+            if number == 3:
+                raise KeyError(number)
+            return number
+
+        outcomes = await asyncio.gather(
+            *(pool.run(lambda number=number: work(number), "m", "it") for number in range(20)),  # type: ignore[misc]
+            return_exceptions=True,
+        )
+        assert outcomes[:3] + outcomes[4:] == [number for number in range(20) if number != 3]
+        assert isinstance(outcomes[3], KeyError)
+        assert names <= {"few_0", "few_1"}
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_thread_that_does_not_return_is_replaced(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool = Threads(1, "one", 0.05)
+        with pytest.raises(TooComplex, match="reading it has taken longer than"):
+            await pool.run(stuck.wait, "hostile", "reading it")
+        async with asyncio.timeout(PATIENCE_S):
+            assert await pool.run(lambda: threading.current_thread().name, "other", "it") == "one_1"
+            with pytest.raises(Unavailable, match="another of the same model has not returned"):
+                await pool.run(lambda: 5, "hostile", "reading it")
+            stuck.set()
+            while True:  # until it has returned
+                try:
+                    assert await pool.run(lambda: 5, "hostile", "reading it") == 5
+                    break
+                except Unavailable:
+                    await asyncio.sleep(0.001)
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_it_is_replaced_though_nobody_waits_for_its_work_any_more(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool = Threads(1, "one", 0.05)
+        task = asyncio.create_task(pool.run(stuck.wait, "hostile", "reading it"))
+        while not pool._running:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await pool.run(lambda: 5, "other", "it") == 5
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool, begun = Threads(1, "one", PATIENCE_S), list[str]()
+        first = asyncio.create_task(pool.run(stuck.wait, "m", "it"))
+        second = asyncio.create_task(pool.run(lambda: begun.append("second"), "m", "it"))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        stuck.set()
+        assert await first is True
+        await pool.run(lambda: begun.append("third"), "m", "it")
+        assert begun == ["third"]
+        pool.close()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("threads_there_are", [1, 2])
+def test_a_tokenizer_that_hangs_takes_no_other_model_s_threads(
+    tiny_classifier: Path,
+    tiny_embedder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stuck: threading.Event,
+    threads_there_are: int,
+) -> None:
+    """Requests with and without a deadline hang in one model's tokenizer; the other model answers."""
+    real: Callable[..., Any] = Tokenizer.encode_batch
+
+    def encode_batch(self: Tokenizer, texts: Any, **options: Any) -> Any:
+        if "hang" in str(texts):
+            stuck.wait()
+        return real(self, texts, **options)
+
+    async def act(client: Client) -> None:
+        monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
+        async with asyncio.timeout(PATIENCE_S):
+            hung = [
+                asyncio.create_task(client.ask("POST", "/predict", {"inputs": "hang"}))
+                for _ in range(2 * threads_there_are)
+            ]
+            answers = await asyncio.gather(*(client.ask("POST", "/embed", {"inputs": "a fox"}) for _ in range(4)))
+            assert [answer.status_code for answer in answers] == [200] * 4
+            said = [await each for each in hung]
+        assert {each.status_code for each in said} <= {413, 422, 400, 424, 429, 503}
+        assert any("has taken longer than" in each.text for each in said)
+
+    monkeypatch.setattr(text, "PATIENCE", 0.2)
+    serving(act, {"judge": tiny_classifier, "vec": tiny_embedder}, tokenizer_threads=threads_there_are)
