@@ -189,7 +189,10 @@ def test_a_server_of_the_network_answers_to_any_name_unless_some_are_allowed() -
     bound.check_host(Headers({"host": "My-Machine:8000"}), scope("127.0.1.1"))
 
 
-@pytest.mark.parametrize(("address", "host"), [("10.1.2.3", "10.1.2.3:8000"), ("fd00::3", "[fd00::3]:8000")])
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [("10.1.2.3", "10.1.2.3:8000"), ("::ffff:10.1.2.3", "10.1.2.3:8000"), ("fd00::3", "[fd00::3]:8000")],
+)
 def test_probes_that_ask_a_pod_by_its_address_are_answered(address: str, host: str) -> None:
     origins = Origins(Settings(allowed_hosts=("models.example.com",)))
     origins.listen("0.0.0.0", "0.0.0.0")

@@ -57,7 +57,8 @@ class Origins:
         host = without_port(headers.get("host", ""))
         if not host or not self._checks_hosts or ANY in self._hosts or is_local(host) or host in self._hosts:
             return
-        if host == (scope.get("server") or ("",))[0]:  # as probes and Prometheus ask a pod: an address is never rebound
+        own = str((scope.get("server") or ("",))[0]).removeprefix("::ffff:")
+        if host == own:  # probes and Prometheus ask a pod by its address; an address cannot be rebound
             return
         if any(f"*{host[dot:]}" in self._hosts for dot in range(len(host)) if host[dot] == "."):
             return

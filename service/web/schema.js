@@ -7,6 +7,7 @@ const LIMITS = {
   maxItems: "at most # items", minimum: "at least #", maximum: "at most #", exclusiveMinimum: "more than #",
 };
 const EXAMPLES = { model: "MODEL", role: "user", language: "en" };
+const SHOWN = ["content"]; // not required of every message, but of those in examples
 
 const choices = (schema) => schema.anyOf ?? schema.oneOf;
 
@@ -66,14 +67,22 @@ function limits(field) {
   return Object.entries(LIMITS).filter(([name]) => field[name] !== undefined).map(([name, text]) => text.replace("#", field[name]));
 }
 
+// Of a choice: a text where it may be one.
+function simplest(schema) {
+  const flat = (each) => (choices(each) ? choices(each).flatMap(flat) : [each]);
+  return flat(schema).find((each) => each.type === "string") ?? flat(schema)[0];
+}
+
 // A value that the schema allows, with required fields alone.
 export function example(schema, name = "") {
-  if (choices(schema)) return example(choices(schema)[0], name);
+  if (choices(schema)) return example(simplest(schema), name);
   if (schema.const !== undefined) return schema.const;
   if (schema.enum) return schema.enum.includes(EXAMPLES[name]) ? EXAMPLES[name] : schema.enum[0];
   switch (schema.type) {
-    case "object":
-      return Object.fromEntries((schema.required ?? []).map((each) => [each, example(schema.properties[each], each)]));
+    case "object": {
+      const names = Object.keys(schema.properties ?? {}).filter((each) => schema.required?.includes(each) || SHOWN.includes(each));
+      return Object.fromEntries(names.map((each) => [each, example(schema.properties[each], each)]));
+    }
     case "array":
       return [example(schema.items ?? {}, name)];
     case "integer":
