@@ -7,7 +7,7 @@ const LIMITS = {
   maxItems: "at most # items", minimum: "at least #", maximum: "at most #", exclusiveMinimum: "more than #",
 };
 const EXAMPLES = { model: "MODEL", role: "user", language: "en" };
-const SHOWN = ["content"]; // not required of every message, but of those in examples
+const SHOWN = ["content", "text"]; // not required of every message, but of those in examples
 
 const choices = (schema) => schema.anyOf ?? schema.oneOf;
 
