@@ -75,10 +75,10 @@ def test_a_line_for_a_shell_runs_as_it_is(visit: Visit, served: Process) -> None
     line = page.locator("[id='get-/v1/models'] pre").text_content() or ""
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
     assert '"object":"list"' in done.stdout
-    page = visit(served, "/docs#post-/v1/chat/completions")
-    line = (page.locator("[id='post-/v1/chat/completions'] pre").text_content() or "").replace("MODEL", "smollm2")
+    page = visit(served, "/docs#post-/v1/messages/count_tokens")
+    line = (page.locator("[id='post-/v1/messages/count_tokens'] pre").text_content() or "").replace("MODEL", "smollm2")
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
-    assert '"object":"chat.completion"' in done.stdout
+    assert '"input_tokens":' in done.stdout
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
