@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.serving import Running, machine, serve
 from tests import checkpoints
 
-HALF = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+HALF = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 ASKED = {"model": "chat", "prompt": [40, 41, 42], "max_tokens": 4, "temperature": 0, "ignore_eos": True}
 WAITED = 1000.0  # seconds that the server waits for a header: those who keep silent are still there
 

@@ -13,7 +13,7 @@ import yaml
 from pydantic import SecretStr
 
 from service.keys import Key
-from service.setting_types import MASK, PAIRS
+from service.setting_types import LISTS, MASK, PAIRS
 from service.settings import Settings, variables, written
 from service.yaml_file import Document
 
@@ -94,6 +94,10 @@ def schema() -> str:
     del whole["properties"][OUTSIDE]
     for name, example in PAIRS.items():
         whole["properties"][name] = either(whole["properties"][name], example)
+    for name, example in LISTS.items():
+        listed = whole["properties"][name]
+        items = {"type": listed.pop("type"), "items": listed.pop("items")}
+        whole["properties"][name] = listed | {"anyOf": [items, {"type": "string"}], "$comment": example}
     titled = {"$schema": DRAFT, **whole, "title": "Settings of Polyhead", "description": "The file of --config."}
     return orjson.dumps(titled, option=orjson.OPT_INDENT_2).decode()
 

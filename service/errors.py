@@ -9,11 +9,14 @@ PolyheadError
 │   └── WrongTask       400  the model does something else; the message says what
 ├── Unauthorized        401  no key, or not a known one
 ├── Forbidden           403  a known key, which may not do this; the message says what it may
+│   └── ForeignOrigin   403  a web page of another origin, which `cors_origins` does not name
 ├── NotFound            404  no such route or model
 ├── MethodNotAllowed    405  the route exists, for another verb
 ├── BodyTooLarge        413  the body exceeds the limit
 ├── AnswerTooLarge      413  what was asked for would be more than is told, or computed, at once
 ├── SlowBody            408  the body took longer than the limit
+├── UnsupportedType     415  the body has a type that any web page can send; it must be JSON
+├── Misdirected         421  the header Host names another server; see the setting `allowed_hosts`
 ├── Unreadable          ...  what came is no HTTP request, or one that is not read; it knows its own status
 ├── Conflict            409  another change of the served models is going on, or it contradicts what is served
 ├── Cancelled           409  a load that an administrator has cancelled
@@ -84,6 +87,10 @@ class Forbidden(PolyheadError):
     status, code = 403, "permission_denied"
 
 
+class ForeignOrigin(Forbidden):
+    code = "origin_not_allowed"
+
+
 class NotFound(PolyheadError):
     status, code = 404, "not_found"
 
@@ -102,6 +109,14 @@ class AnswerTooLarge(PolyheadError):
 
 class SlowBody(PolyheadError):
     status, code = 408, "request_timeout"
+
+
+class UnsupportedType(PolyheadError):
+    status, code = 415, "unsupported_media_type"
+
+
+class Misdirected(PolyheadError):
+    status, code = 421, "misdirected_request"
 
 
 class Unreadable(PolyheadError):

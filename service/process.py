@@ -27,6 +27,7 @@ from fastapi import FastAPI
 from service.api.admission import Admission, Bounds
 from service.api.alike import write_error
 from service.api.connection import Connection, Edge
+from service.api.origins import ANY, Origins
 from service.api.quota import Quotas
 from service.api.record import Traces
 from service.api.security import Keys
@@ -89,6 +90,7 @@ class Books:
             engine=engine,
             keys=self.keys,
             quotas=self.quotas,
+            origins=Origins(settings),
             traces=traces,
         )
 
@@ -132,7 +134,9 @@ class Process(uvicorn.Server):
         self.admission = server.admission
         self.address = address(settings.host, listener)
         self.private = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+        server.origins.listen(settings.host, listener.getsockname()[0])
         self.asked = server.keys.asked
+        self.open_to_pages = ANY in settings.cors_origins
         self.listening = 0.0  # since when, in seconds since the process began
         self.deadline = math.inf  # of what is in flight, on `time.monotonic`
         self.stop: Callable[[], Awaitable[None]] = app.state.stop
@@ -152,6 +156,8 @@ class Process(uvicorn.Server):
         log.info("listening on %s, %s; loading models", self.address, whom)
         if not self.private and not self.asked:
             log.warning("no key is asked for: whoever reaches it may use the models; see --api-key and --keys-file")
+        if self.open_to_pages and not self.asked:
+            log.warning("no key is asked for and cors_origins is *: any web page that a user opens may use the models")
 
     def settled(self, registry: Loaded, clock: Clock) -> None:
         """All models are ready or broken.  Without any there is nothing to stay for."""

@@ -6,6 +6,7 @@ one line; a check raises ValueError, whose message pydantic puts beside the name
 
 import re
 from collections.abc import Mapping
+from ipaddress import ip_address
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -24,6 +25,13 @@ PAIRS = {
     "weights": "model=weight, as in chat=2",
     "api_keys": "name=key, as in search=a-long-secret",
 }
+LISTS = {  # settings that are lists, and what one looks like in one string
+    "allowed_hosts": "names separated by commas, as in models.example.com,*.example.com",
+    "cors_origins": "origins separated by commas, as in https://app.example.com,http://127.0.0.1:3000",
+}
+HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+DEFAULT_PORTS = {"http": ":80", "https": ":443"}
 ALLOWED_NAMES = "letters, digits, dots, dashes and underscores, 128 at most"
 
 
@@ -96,9 +104,51 @@ def check_collector(value: str) -> str:
     return base
 
 
+def read_list(value: Any) -> Any:
+    """A list (in the file), or one in a string, separated by commas."""
+    if not isinstance(value, str):
+        return value
+    return [part.strip() for part in value.split(",") if part.strip()]
+
+
+def check_hosts(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Hosts in lower case, IPv6 addresses without brackets."""
+    for host in value:
+        if not HOST.fullmatch(host) and not is_address(host.strip("[]")):
+            raise ValueError(
+                f"{host[:LONGEST_NAME]!r} must be a name or an address without scheme and port, as in "
+                "models.example.com, *.example.com or 10.0.0.5; * allows any"
+            )
+    return tuple(host.lower().strip("[]").removesuffix(".") for host in value)
+
+
+def is_address(text: str) -> bool:
+    try:
+        return bool(ip_address(text))
+    except ValueError:
+        return False
+
+
+def check_origins(value: tuple[str, ...]) -> tuple[str, ...]:
+    """Origins in lower case, without the port that is their scheme's default: as browsers write them."""
+    for origin in value:
+        if not ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{origin[:LONGEST_NAME]!r} must be an origin, scheme://host and perhaps :port with nothing behind it, "
+                "as in https://app.example.com or http://127.0.0.1:3000; * allows any"
+            )
+    return tuple(without_default_port(origin.lower()) for origin in value)
+
+
+def without_default_port(origin: str) -> str:
+    return origin.removesuffix(DEFAULT_PORTS.get(origin.partition(":")[0], ":"))
+
+
 ModelSources = Annotated[Mapping[str, str], NoDecode, BeforeValidator(read_pairs), AfterValidator(check_models)]
 DraftSources = Annotated[Mapping[str, str], NoDecode, BeforeValidator(read_pairs)]
 ModelWeights = Annotated[Mapping[str, float], NoDecode, BeforeValidator(read_pairs), AfterValidator(check_weights)]
 ApiKey = Annotated[SecretStr, AfterValidator(check_key)]
 ApiKeys = Annotated[Mapping[str, SecretStr], NoDecode, BeforeValidator(read_pairs), AfterValidator(check_named_keys)]
 CollectorAddress = Annotated[str, AfterValidator(check_collector)]
+Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(read_list), AfterValidator(check_hosts)]
+WebOrigins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(read_list), AfterValidator(check_origins)]

@@ -17,7 +17,16 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from service import yaml_file
-from service.setting_types import ApiKey, ApiKeys, CollectorAddress, DraftSources, ModelSources, ModelWeights
+from service.setting_types import (
+    ApiKey,
+    ApiKeys,
+    CollectorAddress,
+    DraftSources,
+    Hosts,
+    ModelSources,
+    ModelWeights,
+    WebOrigins,
+)
 from service.spread import Spread, check_pools
 from service.yaml_file import Document, FileError
 
@@ -215,6 +224,17 @@ class Settings(Spread):
     )
     metrics_access: Literal["public", "key"] = Field(
         "public", description="Who may read /metrics: anybody, or who has a key of the scope metrics (as api_key has)."
+    )
+    allowed_hosts: Hosts = Field(
+        (),
+        description="Names under which clients reach the server (the header Host, any port), beside localhost and its "
+        "own address; *.example.com for all below, * for any. Other names are answered 421. Empty: any name, or, bound "
+        "to a loopback address, none other.",
+    )
+    cors_origins: WebOrigins = Field(
+        (),
+        description="Origins of web pages that may use the server from a browser (CORS), as in https://app.example.com "
+        "or * for any. Pages of other origins are answered 403.",
     )
     playground: bool = Field(True, description="Whether browsers find a page at / to try the models on.")
     model_dir: Path = Field(default_factory=lambda: default_model_dir(), description="Where fetched models are kept.")

@@ -75,7 +75,7 @@ async def call(url: str, path: str, body: Any, headers: Mapping[str, str], sent:
     address = urlsplit(url)
     reader, writer = await asyncio.open_connection(address.hostname, address.port, limit=1 << 24)
     content = json.dumps(body).encode()
-    lines = [f"POST {path} HTTP/1.1", "Host: x", "Connection: close", f"Content-Length: {len(content)}"]
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", "Connection: close", f"Content-Length: {len(content)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     writer.write("\r\n".join([*lines, "", ""]).encode() + content[: int(len(content) * sent)])
     return reader, writer

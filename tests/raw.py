@@ -62,13 +62,13 @@ def said(port: int, *parts: bytes) -> list[Said]:
 
 def post(body: bytes, *fields: bytes, path: bytes = b"/v1/completions") -> bytes:
     """A whole request with a Content-Length, the last on its connection."""
-    lines = [b"POST %s HTTP/1.1" % path, b"Host: x", b"Connection: close", b"Content-Length: %d" % len(body), *fields]
-    return b"\r\n".join([*lines, b"", body])
+    lines = [b"POST %s HTTP/1.1" % path, b"Host: localhost", b"Connection: close", *fields]
+    return b"\r\n".join([*lines, b"Content-Length: %d" % len(body), b"", body])
 
 
 def chunked(*chunks: bytes, path: bytes = b"/v1/completions") -> bytes:
     """The same in chunks, without their end; `chunks` are as they go over the wire."""
-    head = b"POST %s HTTP/1.1\r\nHost: x\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n" % path
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n" % path
     return head + b"".join(chunks)
 
 

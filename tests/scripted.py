@@ -13,6 +13,7 @@ from models.chat import ChatTemplate
 from models.tokenizer import Tokenizer
 from service.api.admission import Admission, Bounds
 from service.api.app import build
+from service.api.origins import Origins
 from service.api.quota import Quotas
 from service.api.security import Keys
 from service.api.server import Server
@@ -177,6 +178,7 @@ def application(registry: Registry, **settings: Any) -> FastAPI:
         engine=engine,
         keys=keys,
         quotas=Quotas(),
+        origins=Origins(known),
     )
     return build(server)
 

@@ -34,7 +34,14 @@ def server(long_generator: Path, tiny_classifier: Path) -> Iterator[Process]:
 def opened(server: Process, content: bytes, *headers: str, length: int = 0) -> socket.socket:
     """A connection on which a request was sent, or the beginning of one."""
     client = socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2])))
-    lines = [f"POST {COMPLETIONS} HTTP/1.1", "Host: x", f"Content-Length: {length or len(content)}", *headers, "", ""]
+    lines = [
+        f"POST {COMPLETIONS} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Length: {length or len(content)}",
+        *headers,
+        "",
+        "",
+    ]
     client.sendall("\r\n".join(lines).encode() + content)
     return client
 

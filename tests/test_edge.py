@@ -19,7 +19,7 @@ from raw import LAST, Said, answers, chunk, chunked, connected, heard, post, sai
 LIMIT = 50_000  # bytes of a body
 SHORT, LONGER = 1.0, 2.0  # seconds for a header and an idle connection, and for a body
 GO_ON = json.dumps({"model": "chat", "prompt": [40, 41], "max_tokens": 1, "temperature": 0}).encode()
-HOST = b"Host: x\r\n"
+HOST = b"Host: localhost\r\n"
 CLOSE = b"Connection: close\r\n"
 
 
@@ -44,7 +44,7 @@ def get(*fields: bytes, first: bytes = b"GET /livez HTTP/1.1") -> bytes:
 
 
 def posting(*fields: bytes, body: bytes = b"") -> bytes:
-    return get(b"Host: x", *fields, first=b"POST /v1/completions HTTP/1.1") + body
+    return get(b"Host: localhost", *fields, first=b"POST /v1/completions HTTP/1.1") + body
 
 
 def fields(count: int, size: int = 0) -> list[bytes]:
@@ -59,42 +59,42 @@ def fields(count: int, size: int = 0) -> list[bytes]:
 
 NO_REQUESTS = {
     # its first line
-    "two spaces": (400, get(b"Host: x", first=b"GET  / HTTP/1.1")),
-    "no version": (400, get(b"Host: x", first=b"GET /")),
-    "a space at the end": (400, get(b"Host: x", first=b"GET / HTTP/1.1 ")),
-    "a space in the target": (400, get(b"Host: x", first=b"GET /a b HTTP/1.1")),
-    "a tab": (400, get(b"Host: x", first=b"GET\t/ HTTP/1.1")),
-    "small letters": (400, get(b"Host: x", first=b"GET / http/1.1")),
-    "no dot": (400, get(b"Host: x", first=b"GET / HTTP/11")),
-    "letters beyond ASCII": (400, get(b"Host: x", first=b"GET /\xc3\xa9 HTTP/1.1")),
-    "a target without a slash": (400, get(b"Host: x", first=b"GET livez HTTP/1.1")),
-    "a star that is not for OPTIONS": (400, get(b"Host: x", first=b"GET * HTTP/1.1")),
-    "a tunnel": (400, get(b"Host: x", first=b"CONNECT x:80 HTTP/1.1")),
-    "a NUL in the path": (400, get(b"Host: x", first=b"GET /livez%00 HTTP/1.1")),
-    "a method with an @": (400, get(b"Host: x", first=b"G@T / HTTP/1.1")),
+    "two spaces": (400, get(b"Host: localhost", first=b"GET  / HTTP/1.1")),
+    "no version": (400, get(b"Host: localhost", first=b"GET /")),
+    "a space at the end": (400, get(b"Host: localhost", first=b"GET / HTTP/1.1 ")),
+    "a space in the target": (400, get(b"Host: localhost", first=b"GET /a b HTTP/1.1")),
+    "a tab": (400, get(b"Host: localhost", first=b"GET\t/ HTTP/1.1")),
+    "small letters": (400, get(b"Host: localhost", first=b"GET / http/1.1")),
+    "no dot": (400, get(b"Host: localhost", first=b"GET / HTTP/11")),
+    "letters beyond ASCII": (400, get(b"Host: localhost", first=b"GET /\xc3\xa9 HTTP/1.1")),
+    "a target without a slash": (400, get(b"Host: localhost", first=b"GET livez HTTP/1.1")),
+    "a star that is not for OPTIONS": (400, get(b"Host: localhost", first=b"GET * HTTP/1.1")),
+    "a tunnel": (400, get(b"Host: localhost", first=b"CONNECT x:80 HTTP/1.1")),
+    "a NUL in the path": (400, get(b"Host: localhost", first=b"GET /livez%00 HTTP/1.1")),
+    "a method with an @": (400, get(b"Host: localhost", first=b"G@T / HTTP/1.1")),
     "TLS": (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
-    "a space before everything": (400, get(b"Host: x", first=b" GET / HTTP/1.1")),
+    "a space before everything": (400, get(b"Host: localhost", first=b" GET / HTTP/1.1")),
     "HTTP/2": (505, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
-    "HTTP/0.9": (505, get(b"Host: x", first=b"GET / HTTP/0.9")),
+    "HTTP/0.9": (505, get(b"Host: localhost", first=b"GET / HTTP/0.9")),
     # the ends of its lines
     "LF alone": (400, b"GET / HTTP/1.1\nHost: x\n\n"),
     "one LF alone": (400, get(b"Host: x\nX: y")),
-    "CR in a value": (400, get(b"Host: x", b"X: a\rb")),
-    "a folded line": (400, get(b"Host: x", b"X: a", b" b")),
-    "a line folded at once": (400, get(b" X: a", b"Host: x")),
+    "CR in a value": (400, get(b"Host: localhost", b"X: a\rb")),
+    "a folded line": (400, get(b"Host: localhost", b"X: a", b" b")),
+    "a line folded at once": (400, get(b" X: a", b"Host: localhost")),
     # its fields
-    "a space before the colon": (400, get(b"Host: x", b"X : a")),
-    "no colon": (400, get(b"Host: x", b"X")),
-    "no name": (400, get(b"Host: x", b": a")),
-    "a bracket in a name": (400, get(b"Host: x", b"X(): a")),
-    "a NUL in a value": (400, get(b"Host: x", b"X: a\0b")),
-    "ESC in a value": (400, get(b"Host: x", b"X: \x1b[2J")),
-    "another expectation": (417, get(b"Host: x", b"Expect: tea")),
+    "a space before the colon": (400, get(b"Host: localhost", b"X : a")),
+    "no colon": (400, get(b"Host: localhost", b"X")),
+    "no name": (400, get(b"Host: localhost", b": a")),
+    "a bracket in a name": (400, get(b"Host: localhost", b"X(): a")),
+    "a NUL in a value": (400, get(b"Host: localhost", b"X: a\0b")),
+    "ESC in a value": (400, get(b"Host: localhost", b"X: \x1b[2J")),
+    "another expectation": (417, get(b"Host: localhost", b"Expect: tea")),
     # whom it is for
     "no host": (400, get(b"X: a")),
-    "two hosts": (400, get(b"Host: x", b"Host: y")),
-    "the same host twice": (400, get(b"Host: x", b"Host: x")),
-    "two hosts in HTTP/1.0": (400, get(b"Host: x", b"Host: y", first=b"GET / HTTP/1.0")),
+    "two hosts": (400, get(b"Host: localhost", b"Host: y")),
+    "the same host twice": (400, get(b"Host: localhost", b"Host: localhost")),
+    "two hosts in HTTP/1.0": (400, get(b"Host: localhost", b"Host: y", first=b"GET / HTTP/1.0")),
     "a host of two words": (400, get(b"Host: x y")),
     "a host with a path": (400, get(b"Host: x/y")),
     "a port in letters": (400, get(b"Host: x:http")),
@@ -123,10 +123,10 @@ NO_REQUESTS = {
     "chunks with a control character": (400, posting(b"Transfer-Encoding: \x0bchunked")),
     "chunks behind a space": (400, posting(b"Transfer-Encoding : chunked")),
     # how much it is
-    "a line over 8 KiB": (414, get(b"Host: x", first=b"GET /".ljust(8192 - 8, b"a") + b" HTTP/1.1")),
+    "a line over 8 KiB": (414, get(b"Host: localhost", first=b"GET /".ljust(8192 - 8, b"a") + b" HTTP/1.1")),
     "a line without an end": (414, b"GET /" + b"a" * 9000),
-    "a hundred and one fields": (431, get(b"Host: x", *fields(100))),
-    "fields over 32 KiB": (431, get(b"Host: x", *fields(5, 32 * 1024 + 1))),
+    "a hundred and one fields": (431, get(b"Host: localhost", *fields(100))),
+    "fields over 32 KiB": (431, get(b"Host: localhost", *fields(5, 32 * 1024 + 1))),
     "fields without an end": (431, b"GET / HTTP/1.1\r\nX: " + b"a" * 40_000),
     "fields without a name": (431, b"GET / HTTP/1.1\r\n" + b":\r\n" * 200),
 }
@@ -135,7 +135,7 @@ NO_REQUESTS = {
 @pytest.mark.parametrize("name", NO_REQUESTS)
 def test_what_is_no_request_is_refused_and_nothing_after_it_is_read(port: int, name: str) -> None:
     status, content = NO_REQUESTS[name]
-    found = said(port, content + get(b"Host: x") * 2)
+    found = said(port, content + get(b"Host: localhost") * 2)
     assert [one.status for one in found] == [status]
     refused(found[0])
 
@@ -165,20 +165,20 @@ def livez(answer: Said) -> bool:
 
 
 REQUESTS = {
-    "an address in the target": get(b"Host: y", CLOSE[:-2], first=b"GET http://x:80/livez HTTP/1.1"),
-    "an empty line before": b"\r\n" + get(b"Host: x", CLOSE[:-2]),
+    "an address in the target": get(b"Host: y", CLOSE[:-2], first=b"GET http://localhost:80/livez HTTP/1.1"),
+    "an empty line before": b"\r\n" + get(b"Host: localhost", CLOSE[:-2]),
     "HTTP/1.0, which needs no host": get(first=b"GET /livez HTTP/1.0"),
-    "a version to come": get(b"Host: x", CLOSE[:-2], first=b"GET /livez HTTP/1.9"),
-    "any letters": get(b"hOST: x", b"CONNECTION: Close"),
+    "a version to come": get(b"Host: localhost", CLOSE[:-2], first=b"GET /livez HTTP/1.9"),
+    "any letters": get(b"hOST: localhost", b"CONNECTION: Close"),
     "an address of numbers": get(b"Host: [::1]:8000", CLOSE[:-2]),
     "no name": get(b"Host:", CLOSE[:-2]),
-    "spaces and tabs around": get(b"Host: \t x \t", CLOSE[:-2]),
-    "bytes beyond ASCII": get(b"Host: x", b"X: \xff\xe9", CLOSE[:-2]),
-    "an upgrade": get(b"Host: x", b"Connection: upgrade, close", b"Upgrade: h2c"),
-    "a body": get(b"Host: x", CLOSE[:-2], b"Content-Length: 5") + b"hello",
-    "a hundred fields": get(b"Host: x", CLOSE[:-2], *fields(98)),
-    "a line of 8 KiB": get(b"Host: x", CLOSE[:-2], first=b"GET /livez?".ljust(8192 - 9, b"a") + b" HTTP/1.1"),
-    "fields of 32 KiB": get(b"Host: x", CLOSE[:-2], *fields(3, 32 * 1024 - len(CLOSE))),
+    "spaces and tabs around": get(b"Host: \t localhost \t", CLOSE[:-2]),
+    "bytes beyond ASCII": get(b"Host: localhost", b"X: \xff\xe9", CLOSE[:-2]),
+    "an upgrade": get(b"Host: localhost", b"Connection: upgrade, close", b"Upgrade: h2c"),
+    "a body": get(b"Host: localhost", CLOSE[:-2], b"Content-Length: 5") + b"hello",
+    "a hundred fields": get(b"Host: localhost", CLOSE[:-2], *fields(98)),
+    "a line of 8 KiB": get(b"Host: localhost", CLOSE[:-2], first=b"GET /livez?".ljust(8192 - 9, b"a") + b" HTTP/1.1"),
+    "fields of 32 KiB": get(b"Host: localhost", CLOSE[:-2], *fields(3, 32 * 1024 - len(CLOSE))),
 }
 
 
@@ -193,20 +193,20 @@ def test_a_request_may_have(port: int, name: str) -> None:
     "path", ["/%", "/%zz", "/%ff%fe", "/%0d%0aX:%20y", "//", "/..%2f..%2fetc", "/v1/models/%e2%80%ae"]
 )
 def test_junk_in_a_path_leads_nowhere(port: int, path: str) -> None:
-    [answer] = said(port, get(b"Host: x", CLOSE[:-2], first=f"GET {path} HTTP/1.1".encode()))
+    [answer] = said(port, get(b"Host: localhost", CLOSE[:-2], first=f"GET {path} HTTP/1.1".encode()))
     assert answer.status == 404
 
 
 def test_options_of_the_server_are_no_fault(port: int) -> None:
-    [answer] = said(port, get(b"Host: x", CLOSE[:-2], first=b"OPTIONS * HTTP/1.1"))
+    [answer] = said(port, get(b"Host: localhost", CLOSE[:-2], first=b"OPTIONS * HTTP/1.1"))
     assert answer.status in (404, 405)
 
 
 def test_requests_in_a_row_are_answered_in_their_order(port: int) -> None:
     """Also if they come in pieces of any size."""
-    row = get(b"Host: x") + posting(b"Content-Length: %d" % len(GO_ON), body=GO_ON)
-    row += get(b"Host: x", first=b"HEAD /livez HTTP/1.1")
-    row += posting(b"Transfer-Encoding: chunked", body=chunk(GO_ON) + LAST) + get(b"Host: x", CLOSE[:-2])
+    row = get(b"Host: localhost") + posting(b"Content-Length: %d" % len(GO_ON), body=GO_ON)
+    row += get(b"Host: localhost", first=b"HEAD /livez HTTP/1.1")
+    row += posting(b"Transfer-Encoding: chunked", body=chunk(GO_ON) + LAST) + get(b"Host: localhost", CLOSE[:-2])
     for size in (1, 7, len(row)):
         with connected(port) as client:
             for start in range(0, len(row), size):
@@ -219,7 +219,7 @@ def test_requests_in_a_row_are_answered_in_their_order(port: int) -> None:
 
 
 def test_a_body_is_never_a_request(port: int) -> None:
-    inside = get(b"Host: x", first=b"GET /smuggled HTTP/1.1")
+    inside = get(b"Host: localhost", first=b"GET /smuggled HTTP/1.1")
     for content in (post(inside), chunked(chunk(inside), LAST)):
         [answer] = said(port, content)
         assert answer.status == 400
@@ -263,7 +263,7 @@ CHUNKS = {
 
 @pytest.mark.parametrize("name", CHUNKS)
 def test_chunks_that_are_none_are_refused(port: int, name: str) -> None:
-    [answer] = said(port, chunked(CHUNKS[name], LAST, get(b"Host: x")))
+    [answer] = said(port, chunked(CHUNKS[name], LAST, get(b"Host: localhost")))
     assert answer.status == 400
     refused(answer)
     assert answer.json["error"]["code"] == "malformed_request"
@@ -310,7 +310,7 @@ def test_who_sends_all_of_it_first_still_reads_why_not(port: int, framed: Any) -
 def test_megabytes_of_header_leave_nothing(server: Process, port: int) -> None:
     before, sent = server.resident(), 0
     with connected(port) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n")
+        client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n")
         try:
             while sent < 64 << 20:
                 sent += client.send(b"X: " + b"a" * (1 << 16) + b"\r\n")
@@ -334,9 +334,9 @@ def test_who_keeps_silent_or_is_slow_is_not_waited_for(server: Process, port: in
         "silence": (SHORT, b""),
         "empty lines": (SHORT, b"\r\n\r\n"),
         "half a line": (SHORT, b"GET /li"),
-        "half a header": (SHORT, get(b"Host: x")[:-2]),
-        "an answered request": (SHORT, get(b"Host: x")),
-        "half a second header": (SHORT, get(b"Host: x") + b"GET"),
+        "half a header": (SHORT, get(b"Host: localhost")[:-2]),
+        "an answered request": (SHORT, get(b"Host: localhost")),
+        "half a second header": (SHORT, get(b"Host: localhost") + b"GET"),
         "no body": (LONGER, posting(b"Content-Length: 5")),
         "half a body": (LONGER, post(GO_ON)[:-5]),
         "half a chunk": (LONGER, chunked(b"5\r\nhe")),

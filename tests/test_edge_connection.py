@@ -16,8 +16,8 @@ from service.api.alike import write_error
 from service.api.connection import Connection, Edge
 
 App = Callable[..., Awaitable[None]]
-GET = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
-LEAVING = b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LEAVING = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class Served:
@@ -172,7 +172,7 @@ def test_who_sends_ahead_is_held_back() -> None:
     async def both() -> list[int]:
         served = Served(sleeping)
         async with served.listening() as port:
-            begins = (b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999\r\n\r\n", GET)
+            begins = (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n", GET)
             return [await kept_of(served, port, begin) for begin in begins]
 
     assert max(asyncio.run(both())) <= 1 << 17

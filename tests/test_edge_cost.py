@@ -11,7 +11,7 @@ from raw import LAST, answers, chunked, connected, heard, post, said
 
 COUNT = 1_000_000
 SLICE = 1 << 14
-PROBE = b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+PROBE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 GO_ON = json.dumps({"model": "chat", "prompt": [40, 41], "max_tokens": 1, "temperature": 0}).encode()
 
 

@@ -15,11 +15,11 @@ from service.errors import Unreadable
 MEANT = b"\r\n\t \0:;,/?%#-+=0Aa\x7f\xff"
 HEADS = (
     b"GET /v1/models?a=b HTTP/1.1\r\nHost: x:80\r\nX-A:  b c \r\n\r\n",
-    b"POST /a%20b HTTP/1.1\r\nHost: x\r\nContent-Length: 12\r\nConnection: close\r\n\r\n",
-    b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n",
+    b"POST /a%20b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 12\r\nConnection: close\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n",
 )
 BODIES = (b"5\r\nhello\r\n0\r\n\r\n", b"0a;b=c\r\n0123456789\r\n1\r\n!\r\n0\r\nX: y\r\n\r\n")
-START = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n"
+START = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
 def changed(content: bytes) -> Iterator[bytes]:

@@ -116,7 +116,7 @@ def test_who_is_refused_has_a_reason(served: Served) -> None:
 def test_who_leaves_has_aborted(served: Served) -> None:
     address = urlsplit(served[0].url)
     content = json.dumps(asked()).encode()
-    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nX-Request-Id: left\r\nContent-Length: {len(content)}\r\n"
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: left\r\nContent-Length: {len(content)}\r\n"
     with socket.create_connection((address.hostname, address.port)) as connection:
         connection.sendall(f"{head}Authorization: Bearer {KEY}\r\n\r\n".encode() + content[:10])
     line = line_of(served, "left")
@@ -156,11 +156,13 @@ def hostile_requests() -> Iterator[bytes]:
     for name in ("X-Request-Id", "tracestate", "traceparent", "User-Agent", "X-Request-Timeout"):
         for byte in (b"\x1b[31m", b"\x9b", b"\xe2\x80\xa8", b"\x85", b"\x0b", b"\n ", b"\r"):
             value = b"a" + byte + FORGED.encode()
-            yield f"GET /v1/models HTTP/1.1\r\nHost: x\r\n{key}{name}: ".encode() + value + f"\r\n{end}".encode()
+            yield (
+                f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{key}{name}: ".encode() + value + f"\r\n{end}".encode()
+            )
     for path in (b"/%0d%0a" + b"2026%20forged", b"/\x1b[31m", b"/\xc2\x85", b"/a\rb", b"/%1b%5b31m%e2%80%a8"):
-        yield b"GET " + path + f" HTTP/1.1\r\nHost: x\r\n{key}{end}".encode()
-    yield f"FORGED\x1b / HTTP/1.1\r\nHost: x\r\n{end}".encode()
-    yield f"BREW / HTTP/1.1\r\nHost: x\r\n{end}".encode()
+        yield b"GET " + path + f" HTTP/1.1\r\nHost: localhost\r\n{key}{end}".encode()
+    yield f"FORGED\x1b / HTTP/1.1\r\nHost: localhost\r\n{end}".encode()
+    yield f"BREW / HTTP/1.1\r\nHost: localhost\r\n{end}".encode()
 
 
 def test_no_client_begins_a_line_or_reaches_a_terminal(served: Served) -> None:

@@ -62,7 +62,7 @@ def key_of(path: str) -> dict[str, str]:
 
 
 def described(url: str) -> Any:
-    return httpx.get(f"{url}/openapi.json", timeout=60, verify=False).json()
+    return httpx.get(f"{url}/openapi.json", headers=key_of("/openapi.json"), timeout=60, verify=False).json()
 
 
 def tried(operation: Any, mode: GenerationMode, count: int, session: requests.Session, seen: Counter[int]) -> None:

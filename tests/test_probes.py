@@ -77,7 +77,7 @@ def latencies(server: Process, path: str, enough: threading.Event) -> list[float
 def tokenised(server: Process, content: bytes, seconds: float) -> bytes:
     """What is answered to a prompt, if that comes in time."""
     with socket.create_connection(("127.0.0.1", int(server.url.rpartition(":")[2]))) as client:
-        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n"
+        head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n"
         client.sendall(head.encode() + content)
         client.settimeout(seconds)
         try:

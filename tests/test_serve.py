@@ -22,8 +22,8 @@ from service.process import bound
 from service.settings import SettingsError
 
 BODY = b'{"model": "chat", "prompt": "The fox", "max_tokens": 3, "ignore_eos": true}'
-HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
-PROBE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
+PROBE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_a_client_that_does_not_read_cannot_hold_the_exit(
     slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     slow.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
     slow.sendall(
-        f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
+        f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(content)}\r\n\r\n".encode() + content
     )
     server.until(lambda: server.page.total("requests_running") == 1)
     time.sleep(1)  # until all buffers are full

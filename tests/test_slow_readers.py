@@ -44,7 +44,9 @@ def stuck(server: Process, body: Any, buffer: int = 4096) -> socket.socket:
     client = socket.socket()
     client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
     client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
-    client.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(content) + content)
+    client.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+    )
     return client
 
 

@@ -146,7 +146,7 @@ def test_who_is_turned_away_is_no_error_of_the_server_and_who_gives_up_has_abort
     server.rest()
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port)) as held:
-        lines = [f"POST {CHAT} HTTP/1.1", "Host: x", "Content-Length: 100"]
+        lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", "Content-Length: 100"]
         lines += [f"{name}: {value}" for name, value in parented(0xC0).items()]
         held.sendall("\r\n".join([*lines, "", "{"]).encode())
         server.until(lambda: server.page.total("http_requests_in_flight"))

@@ -8,9 +8,12 @@ from fastapi import FastAPI
 from scripted import Registry, application, echo, model
 from test_app import call
 
-from service.api.web import FOLDER, PAGES, pages, wants_html
+from service.api.web import FOLDER, PAGES, REFERENCE_FILES, pages, wants_html
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+KEY = {"Authorization": "Bearer s3cret"}
+USED = re.compile(r"""(?:from\s+"\./|(?:src|href)="(?:web|docs)/)([^"]+)""")
+ADDRESS = re.compile(r"""https?://[^"'\s]+|(?<=["'(])//[^"'\s]+""")
 STYLE = re.compile(r"\sstyle\s*=\s*[\"']|<style|javascript:|\son\w+\s*=\s*[\"']")
 
 
@@ -64,7 +67,7 @@ def test_every_file_is_sent_whole_as_what_it_is_and_once(app: FastAPI) -> None:
 
 
 def test_nothing_on_the_page_may_run_that_is_not_a_file_of_it(app: FastAPI) -> None:
-    for path in ("/", "/web/index.html", "/web/main.js"):
+    for path in ("/", "/web/index.html", "/web/main.js", "/docs", "/docs/docs.js"):
         headers = call(app, "GET", path, headers=BROWSER).headers
         policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
         assert policy == {
@@ -79,6 +82,8 @@ def test_nothing_on_the_page_may_run_that_is_not_a_file_of_it(app: FastAPI) -> N
         }
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["referrer-policy"] == "no-referrer"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
 
 
 @pytest.mark.parametrize("name", ["nothing.js", "..%2fapi%2fweb.py", "%2e%2e/settings.py", "index.html/", "main.js%00"])
@@ -95,6 +100,24 @@ def test_it_can_be_switched_off() -> None:
         answer = call(app, "GET", f"/web/{name}")
         assert answer.status_code == 404
         assert "playground" in answer.json()["error"]["message"]
+
+
+def test_the_reference_is_of_the_package_alone() -> None:
+    """It loads nothing of another origin, needs no key, and stays where the playground is switched off."""
+    app = application(Registry([], echo), playground=False, api_key="s3cret")
+    page = call(app, "GET", "/docs", headers=BROWSER)
+    assert page.content == (FOLDER / "docs.html").read_bytes()
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert call(app, "HEAD", "/docs").headers["etag"] == page.headers["etag"]
+    for name in REFERENCE_FILES:
+        assert call(app, "GET", f"/docs/{name}").content == (FOLDER / name).read_bytes()
+        assert set(ADDRESS.findall((FOLDER / name).read_text("utf-8"))) <= {"http://www.w3.org/2000/svg"}, name
+    for path in ("/docs/main.js", "/docs/index.html", "/docs/oauth2-redirect", "/docs/..%2fapi%2fweb.py"):
+        assert call(app, "GET", path).status_code == 404
+    for path in ("/redoc", "/openapi.json"):
+        assert call(app, "GET", path).status_code == 401
+    assert call(app, "GET", "/redoc", headers=KEY).status_code == 404
+    assert "/v1/rerank" in call(app, "GET", "/openapi.json", headers=KEY).json()["paths"]
 
 
 def test_only_files_that_a_browser_is_to_have_are_served(tmp_path: Path) -> None:
@@ -135,15 +158,21 @@ def test_files_are_short_and_name_only_each_other() -> None:
         assert not STYLE.search(text), f"{path.name} has a style or a script of its own"
         assert "innerHTML" not in text
         assert "insertAdjacentHTML" not in text
-        for name in re.findall(r"""(?:from\s+"\./|(?:src|href)="web/)([^"]+)""", text):
+        for name in re.findall(USED, text):
             assert name in PAGES, f"{path.name} wants {name}"
 
 
-def test_every_module_is_reached_from_the_page() -> None:
-    reached, left = set[str](), ["index.html"]
+def reached(page: str) -> set[str]:
+    """The files that `page` is made of, itself included."""
+    found, left = set[str](), [page]
     while left:
         name = left.pop()
-        if name not in reached:
-            reached.add(name)
-            left += re.findall(r"""(?:from\s+"\./|(?:src|href)="web/)([^"]+)""", (FOLDER / name).read_text("utf-8"))
-    assert reached == PAGES.keys()
+        if name not in found:
+            found.add(name)
+            left += re.findall(USED, (FOLDER / name).read_text("utf-8"))
+    return found
+
+
+def test_every_module_is_reached_from_a_page() -> None:
+    assert reached("index.html") | reached("docs.html") == PAGES.keys()
+    assert reached("docs.html") == {*REFERENCE_FILES, "docs.html"}

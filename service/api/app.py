@@ -70,6 +70,8 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
         summary="Encoder classifiers and decoder generators behind one HTTP server.",
         lifespan=lifespan,
         redirect_slashes=False,
+        docs_url=None,  # FastAPI's pages load scripts from another origin; see service.api.web
+        redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # see service.traces
     )
     app.state.server = server
@@ -115,6 +117,7 @@ def install_handlers(app: FastAPI, refuse: Refuse) -> None:
         """A fault of ours: the traceback goes to the log, under the id that the answer carries."""
         response = refused(request, PolyheadError("the server made a mistake; its log says more"))
         response.headers.update(dict.fromkeys(IDS, request.state.visit.id))
+        request.app.state.server.origins.mark(request.headers, response.headers)
         return response
 
     app.add_exception_handler(PolyheadError, polyhead)

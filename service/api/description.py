@@ -17,7 +17,10 @@ from service.errors import (
     BadRequest,
     ClientGone,
     Conflict,
+    Forbidden,
+    ForeignOrigin,
     MethodNotAllowed,
+    Misdirected,
     NoRoom,
     NotFound,
     PolyheadError,
@@ -37,7 +40,11 @@ MEDIA: Mapping[str, Sequence[str]] = {
 PROBES = frozenset({"/livez", "/readyz", "/startupz", "/health", "/v2/health/live", "/v2/health/ready"})
 UNSAID = frozenset({ClientGone, MethodNotAllowed, Unreadable})  # nobody reads it, or it is no operation's
 ADMINISTRATION = frozenset({Conflict, NoRoom})  # what only changes of the served models run into
-LOOKING = frozenset({BadRequest, Unauthorized, NotFound, Unavailable, PolyheadError})  # where nothing is done
+# Where nothing is done.
+LOOKING = frozenset(
+    {BadRequest, Unauthorized, Forbidden, ForeignOrigin, NotFound, Misdirected, Unavailable, PolyheadError}
+)
+ANYWHERE = (ForeignOrigin, Misdirected)  # where no key is asked for, too
 
 
 def described(app: FastAPI, make: Callable[[], Json], owner: Callable[[str], Dialect]) -> Json:
@@ -59,9 +66,8 @@ def complete(path: str, method: str, operation: Json, dialect: Dialect) -> None:
     public = access(path, method) == "public"
     operation["security"] = [] if public else [{"key": []}]
     operation["responses"] = answers(path, operation)
-    if not public:
-        operation["responses"] |= failures(dialect, list(kinds(path, method)))
-    elif path in PROBES:
+    operation["responses"] |= failures(dialect, ANYWHERE if public else list(kinds(path, method)))
+    if path in PROBES:
         operation["responses"]["503"] = {"description": "No, and why.", "content": {"application/json": {}}}
 
 

@@ -1,4 +1,5 @@
-"""The door every HTTP request goes through: an id, the key, the body's limit, a place in flight, a line in the log.
+"""The door every HTTP request goes through: an id, its host and origin, the key, the body's type and limit, a place in
+flight, a line in the log.
 
 Knows no route and no dialect.  The one idea: whoever is turned away is turned away before the body is read, and is
 told so in the words of the dialect that was spoken (`refuse`).
@@ -16,6 +17,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.origins import check_type
 from service.api.quota import as_anthropic, as_openai
 from service.api.record import UNTRACED, Record, Trace
 from service.api.security import access, authorization, speaks_anthropic
@@ -46,12 +48,15 @@ class Gate:
         scope.setdefault("state", {})["visit"] = visit
         trace = self.trace(visit, scope)
         told = {**dict.fromkeys(IDS, visit.id), **trace.headers}
+        came = Headers(scope=scope)
 
         async def send_with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                MutableHeaders(scope=message).update(told | self.left(visit, scope["path"]))
+                headers = MutableHeaders(scope=message)
+                headers.update(told | self.left(visit, scope["path"]))
+                self.server.origins.mark(came, headers)
             await send(message)
 
         foreseen = False
@@ -74,7 +79,12 @@ class Gate:
     async def let_in(self, visit: Visit, scope: Scope, receive: Receive, send: Send) -> None:
         """Check what can be checked without the body; only verbs that ask for work take a place in flight."""
         try:
-            headers = Headers(scope=scope)
+            headers, origins = Headers(scope=scope), self.server.origins
+            origins.check_host(headers, scope)
+            origins.check_origin(scope["method"], headers)
+            if preflight := origins.preflight(scope["method"], headers):
+                await Response(status_code=204, headers=preflight)(scope, receive, send)
+                return
             kind = self.server.keys.scope(scope["path"], scope["method"])
             visit.key = self.server.keys.shown(kind, authorization(headers, scope["path"]))
             self.server.keys.check(visit.key, kind)
@@ -83,6 +93,7 @@ class Gate:
                 visit.admitted = time.perf_counter()
                 await self.app(scope, receive, send)
                 return
+            check_type(headers)
             if kind == "inference":
                 self.server.quotas.of(visit.key).enter()
             self.allow(visit, headers)

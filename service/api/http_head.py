@@ -21,7 +21,7 @@ CHUNKED = -1  # a length that nobody knows before
 TOKEN = b"!#$%&'*+-.^_`|~0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 TEXT = bytes([0x09, *range(0x20, 0x7F), *range(0x80, 0x100)])  # what the value of a field is made of
 LINE = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ([\x21-\x7e]+) HTTP/([0-9])\.([0-9])")
-ABSOLUTE = re.compile(r"^https?://[^/?#]+", re.IGNORECASE)
+ABSOLUTE = re.compile(r"https?://([^/?#]+)", re.IGNORECASE)
 HOST = re.compile(rb"([A-Za-z0-9._~!$&'()*+,;=%-]*|\[[0-9A-Fa-f:.]+\])(:[0-9]{0,5})?")
 Fields = list[tuple[bytes, bytes]]
 
@@ -77,11 +77,13 @@ def read_head(head: bytes) -> Head:
         raise Unreadable(505, f"HTTP/{line[3].decode()}.{line[4].decode()} is not spoken here; HTTP/1.1 is")
     fields = read_fields(lines)
     modern = line[4] != b"0"
-    raw_path, query = target_of(line[1], line[2])
+    authority, raw_path, query = target_of(line[1], line[2])
     path = unquote(raw_path)
     if "\0" in path:
         raise Unreadable(400, "the path has a NUL in it")
     check_host(fields, modern)
+    if authority:
+        fields = directed(fields, authority)
     return Head(
         method=line[1].decode(),
         version="1.1" if modern else "1.0",
@@ -108,16 +110,24 @@ def read_fields(lines: list[bytes]) -> Fields:
     return fields
 
 
-def target_of(method: bytes, target: bytes) -> tuple[str, str]:
-    """Path and query as they came; of http://host/path, which is what proxies are asked, what follows the host."""
+def target_of(method: bytes, target: bytes) -> tuple[str, str, str]:
+    """Authority, path and query as they came; only http://host/path, which is what proxies are asked, has the first."""
     text = target.decode("ascii")
-    asked = ABSOLUTE.sub("", text)
+    absolute = ABSOLUTE.match(text)
+    authority, asked = (absolute[1], text[absolute.end() :]) if absolute else ("", text)
     path, _, query = asked.partition("?")
     if asked != text and not path:
         path = "/"
     if not path.startswith("/") and (method, path) != (b"OPTIONS", "*"):
         raise Unreadable(400, "the target of a request must begin with / or with http://HOST")
-    return path, query
+    return authority, path, query
+
+
+def directed(fields: Fields, authority: str) -> Fields:
+    """`fields` with the host of the target in place of the header's, which does not count then (RFC 9112, 3.2.2)."""
+    if not HOST.fullmatch(authority.encode()):
+        raise Unreadable(400, "the target of a request must name a host, and perhaps a port, and no user")
+    return [(b"host", authority.encode()), *(pair for pair in fields if pair[0] != b"host")]
 
 
 def check_host(fields: Fields, modern: bool) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from service.api.admission import Admission, Load
+from service.api.origins import Origins
 from service.api.quota import Quotas
 from service.api.record import UNTRACED, Traces
 from service.api.security import Keys
@@ -72,6 +73,7 @@ class Server:
     engine: Engine
     keys: Keys
     quotas: Quotas
+    origins: Origins
     traces: Traces = UNTRACED
 
     def submit(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:

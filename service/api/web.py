@@ -1,4 +1,4 @@
-"""The playground: the page at `/` and the files it is made of, under `/web`.
+"""The playground at `/` with its files under `/web`, and the reference of routes at `/docs` with its own under `/docs`.
 
 Knows no model and no key: whatever the page shows it asks of the API, as anybody would.  The one idea: what may be
 served is a table of the files that were there at the start, so no path of a request ever reaches the disk.
@@ -17,7 +17,11 @@ from service.api.health import server
 from service.errors import NotFound
 
 FOLDER = Path(__file__).parents[1] / "web"
-INDEX = "index.html"
+INDEX, REFERENCE = "index.html", "docs.html"
+# What the reference is made of; it stays where the playground is switched off.
+REFERENCE_FILES = frozenset(
+    {"docs.js", "schema.js", "docs.css", "style.css", "api.js", "copy.js", "dom.js", "theme.js", "icon.svg"}
+)
 KINDS: Mapping[str, str] = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -40,8 +44,10 @@ POLICY = "; ".join(
 HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-cache",  # kept, and asked for again: a newer server has newer files
     "Content-Security-Policy": POLICY,
+    "Cross-Origin-Resource-Policy": "same-origin",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
 }
 WEIGHT = re.compile(r"q\s*=\s*([01](?:\.\d{0,3})?)")
 router = APIRouter(include_in_schema=False)
@@ -87,6 +93,22 @@ async def file(request: Request) -> Response:
         raise NotFound("this server has no playground: its setting playground is off")
     if name not in PAGES:
         raise NotFound(f"the playground has no file {name[:60]!r}")
+    return sent(request, PAGES[name])
+
+
+@router.head("/docs")
+@router.get("/docs")
+async def reference(request: Request) -> Response:
+    """Needs no key: it says nothing that is not in the package.  It reads /openapi.json, which does."""
+    return sent(request, PAGES[REFERENCE])
+
+
+@router.head("/docs/{name}")
+@router.get("/docs/{name}")
+async def reference_file(request: Request) -> Response:
+    name = request.path_params["name"]
+    if name not in REFERENCE_FILES:
+        raise NotFound(f"the reference of routes has no file {name[:60]!r}")
     return sent(request, PAGES[name])
 
 

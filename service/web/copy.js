@@ -11,8 +11,9 @@ const LONGEST_LINE = 80;
 const PYTHON = new Map([[null, "None"], [true, "True"], [false, "False"]]);
 const WRITERS = { curl, Python: python };
 
-export function curl(path, body) {
+export function curl(path, body, method = "") {
   const parts = [`curl -sS${body?.stream ? "N" : ""} ${quoted(address(path))}`];
+  if (method && method !== (body === null ? "GET" : "POST")) parts.push(`-X ${method}`);
   if (key()) parts.push(`-H "Authorization: Bearer $${VARIABLE}"`);
   if (body !== null) parts.push("-H 'Content-Type: application/json'", `-d ${quoted(laid(body, JSON.stringify))}`);
   return parts.join(" \\\n  ");

@@ -29,6 +29,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome")
 FLAGS = (
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+    "--host-resolver-rules=MAP rebound.example 127.0.0.1",  # a name that was bound to this machine
 )
 SIZE = {"width": 1100, "height": 760}
 PATIENCE_MS = 60_000

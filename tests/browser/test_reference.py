@@ -1,0 +1,115 @@
+"""The page /docs: it is of the package alone, says what /openapi.json says, and asks for a key where there are keys."""
+
+import subprocess
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from playground import Visit, audited
+from playwright.sync_api import Page, expect
+from processes import Process
+
+EXAMPLES = """async (schemas) => {
+  const { example } = await import("/docs/schema.js");
+  return schemas.map((schema) => example(schema));
+}"""
+
+
+@pytest.fixture
+def described(served: Process) -> Any:
+    return served.get("/openapi.json").json()["paths"]
+
+
+def unfold(page: Page) -> None:
+    """Whatever can be unfolded, again and again until all is."""
+    page.evaluate("""async () => {
+      for (let left = 1; left; left = document.querySelectorAll("#routes details:not([open])").length) {
+        for (const each of document.querySelectorAll("#routes details:not([open])")) each.open = true;
+        await new Promise((done) => setTimeout(done));
+      }
+    }""")
+
+
+def test_every_route_is_listed_with_all_that_is_known_of_it(visit: Visit, served: Process, described: Any) -> None:
+    page = visit(served, "/docs")
+    operations = [(path, method, operation) for path, every in described.items() for method, operation in every.items()]
+    expect(page.locator("#count")).to_have_text(f"{len(operations)} routes")
+    unfold(page)
+    written = page.locator("#routes").inner_text()
+    for path, method, operation in operations:
+        row = page.locator(f"[id='{method}-{path}']")
+        expect(row.locator("summary").first).to_contain_text(operation["summary"])
+        known = row.locator("h3:text-is('Answers') + table > tbody > tr > td:first-child").all_text_contents()
+        assert known == list(operation["responses"])
+    for field in ("messages", "temperature", "max_tokens", "return_documents", "aggregation_strategy", "X-Nothing"):
+        assert (field in written) is (field != "X-Nothing")
+    policy = page.request.get(f"{served.url}/docs").headers["content-security-policy"]
+    assert "script-src 'self'" in policy
+    assert "frame-ancestors 'none'" in policy
+
+
+def test_examples_are_what_the_schemas_allow(visit: Visit, served: Process, described: Any) -> None:
+    page = visit(served, "/docs")
+    bodies = [
+        operation["requestBody"]["content"]["application/json"]["schema"]
+        for every in described.values()
+        for operation in every.values()
+        if "requestBody" in operation
+    ]
+    for schema, value in zip(bodies, page.evaluate(EXAMPLES, bodies), strict=True):
+        Draft202012Validator(schema).validate(value)
+
+
+def test_routes_are_found_by_their_words(visit: Visit, served: Process) -> None:
+    page = visit(served, "/docs")
+    page.get_by_label("Filter").fill("post /v1/chat/completions")
+    expect(page.locator("#count")).to_have_text("1 route")
+    expect(page.locator(".operation:visible")).to_have_count(1)
+    page.get_by_label("Filter").fill("")
+    page = visit(served, "/docs#post-/v1/completions")
+    expect(page.locator("[id='post-/v1/completions']")).to_have_attribute("open", "")
+
+
+def test_a_line_for_a_shell_runs_as_it_is(visit: Visit, served: Process) -> None:
+    page = visit(served, "/docs#get-/v1/models")
+    line = page.locator("[id='get-/v1/models'] pre").text_content() or ""
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert '"object":"list"' in done.stdout
+    page = visit(served, "/docs#post-/v1/messages/count_tokens")
+    line = (page.locator("[id='post-/v1/messages/count_tokens'] pre").text_content() or "").replace("MODEL", "smollm2")
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=True)
+    assert '"input_tokens":' in done.stdout
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_has_no_serious_fault_for_whoever_cannot_see_it(visit: Visit, served: Process, scheme: str) -> None:
+    page = visit(served, "/docs", scheme=scheme)
+    expect(page.locator("#count")).to_contain_text("routes")
+    audited(page, "closed")
+    for name in ("post-/v1/chat/completions", "get-/readyz", "post-/pipeline/{task}"):
+        page.locator(f"[id='{name}'] > summary").click()
+    page.locator("summary:visible", has_text="Its fields").first.click()
+    audited(page, "opened")
+
+
+def test_where_keys_are_asked_for_it_asks_for_one(visit: Visit, locked: Process) -> None:
+    page = visit(locked, "/docs", expected="status of 40[13]")
+    key = page.get_by_label("Key", exact=True)
+    expect(key).to_be_focused()
+    expect(page.locator("#routes")).to_be_empty()
+    audited(page, "the key")
+    key.fill("wrong")
+    key.press("Enter")
+    expect(page.locator("#key-error")).to_have_text("the key in the header Authorization is not this server's")
+    key.fill("open-sesame")
+    key.press("Enter")
+    expect(page.locator("#count")).to_contain_text("routes")
+    page.locator("[id='get-/v1/models'] > summary").click()
+    expect(page.locator("[id='get-/v1/models'] pre")).to_contain_text("$POLYHEAD_API_KEY")
+    page.get_by_role("link", name="Playground").click()
+    expect(page.locator("#tabs")).to_be_visible()  # the same tab has the same key
+    page.get_by_role("link", name="API").click()
+    expect(page.locator("#count")).to_contain_text("routes")
+    page.get_by_role("button", name="Key").click()
+    expect(key).to_be_visible()
+    expect(page.locator("#routes")).to_be_empty()
