@@ -21,6 +21,7 @@ from service.inputs import Read, Reading
 from service.model import Model
 from service.outcome import on_thread
 from service.request import Done, Encode, Encoded, Failed, Filled, Table
+from service.slices import SLICE, run_sliced, spaced
 from service.spans import Answer, Window, answers
 from service.transcript import EventSource, Submit, Usage
 from service.zero_shot import softmax
@@ -101,7 +102,7 @@ async def replies(
     """
     requests = [request for read in reads if isinstance(read, Read) for request in read.requests]
     async with aclosing(under_way(requests, submit, ahead)) as sources:
-        for read in reads:
+        async for read in spaced(reads):
             if isinstance(read, PolyheadError):
                 yield read
                 continue
@@ -123,6 +124,9 @@ async def under_way(requests: Sequence[Encode], submit: Submit, ahead: int) -> A
             try:
                 begun += zip((len(request.tokens) for request in some), submit(some), strict=True) if some else ()
                 first = False
+                if len(some) == SLICE:  # there may be room for more
+                    await asyncio.sleep(0)
+                    continue
             except Overloaded:
                 if first:
                     raise
@@ -133,17 +137,17 @@ async def under_way(requests: Sequence[Encode], submit: Submit, ahead: int) -> A
             yield begun[0][1]
             begun.popleft()
     finally:
-        for _, source in begun:
-            source.close()
+        run_sliced(lambda one: one[1].close(), begun)
 
 
 def next_of(waiting: deque[Encode], ahead: int, taken: int) -> list[Encode]:
-    """Those taken from the head of `waiting` that fit beside `taken` of `ahead` tokens, once half of these are free."""
+    """Those taken from the head of `waiting` that fit beside `taken` of `ahead` tokens, once half of these are free;
+    SLICE at most."""
     some: list[Encode] = []
     room = ahead - taken
     if taken and room < ahead // 2:
         return some
-    while waiting and (len(waiting[0].tokens) <= room or not (taken or some)):
+    while waiting and len(some) < SLICE and (len(waiting[0].tokens) <= room or not (taken or some)):
         some.append(waiting.popleft())
         room -= len(some[-1].tokens)
     return some

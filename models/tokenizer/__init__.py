@@ -21,7 +21,7 @@ from models.tokenizer.quoting import MARK, Quoting
 from models.tokenizer.spelling import Spelling, TokenStream
 from models.tokenizer.vocabulary import Vocabulary
 
-__all__ = ["Encoding", "Text", "TokenStream", "Tokenizer", "TokenizerError", "well_formed"]
+__all__ = ["Encoding", "Text", "TokenStream", "Tokenizer", "TokenizerError", "check_well_formed", "well_formed"]
 
 Text = str | tuple[str, str]
 T = TypeVar("T")

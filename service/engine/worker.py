@@ -182,7 +182,9 @@ class Worker(Protocol):
     def resume(self, ticket: Ticket) -> None: ...
 
     def expire(self, now: float) -> list[Answer]:
-        """End those whose deadline is not after `now` (`time.perf_counter`).  They take part in no further step."""
+        """End those whose deadline is not after `now` (`time.perf_counter`), SLICE of them at most.
+
+        They take part in no further step."""
 
     def step(self) -> Step: ...
 
