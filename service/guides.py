@@ -4,8 +4,9 @@ Knows no HTTP and no tensor.  The one idea: a guide is compiled once and kept; e
 client wrote is tried in another process first (`service.trial`), where it can take as long as it likes.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from contextlib import suppress
+from itertools import islice
 from threading import Lock
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,7 @@ from service.thinking import Thoughtful
 from service.trial import Trials
 
 MOST_KEPT, MOST_CHARACTERS = 128, 1 << 22  # guides of a model, and of their sources
+MOST_FORCED = 64  # tokens that come without a choice in one step
 FIRST_STEPS = 3  # that are tried before anybody is given a guide
 
 
@@ -141,6 +143,7 @@ class Matched:
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
+        self._ahead = deque[int]()  # tokens that must come next and were not told yet
 
     @property
     def ended(self) -> bool:
@@ -148,6 +151,9 @@ class Matched:
 
     def fill(self, words: NDArray[np.int32]) -> bool:
         assert words.flags.c_contiguous
+        if self._ahead:
+            words[:] = np.packbits(np.arange(words.size * 32) == self._ahead[0], bitorder="little").view(np.int32)
+            return True
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check()
         return True
@@ -155,17 +161,28 @@ class Matched:
     def advance(self, token: int) -> None:
         self._matcher.consume_token(token)
         self._check()
+        self._follow(token)
 
     def takes(self, token: int) -> bool:
         """Whether `token` may come next; if so, it has."""
         taken = self._matcher.try_consume_tokens([token]) == 1
         self._check()
+        if taken:
+            self._follow(token)
         return taken
 
     def forced(self) -> list[int]:
-        tokens = self._matcher.compute_ff_tokens()
-        self._check()
-        return tokens
+        """Of a long literal MOST_FORCED at a time: it is looked for once, and no step has all of it."""
+        if not self._ahead:
+            self._ahead.extend(self._matcher.compute_ff_tokens())
+            self._check()
+        return list(islice(self._ahead, MOST_FORCED))
+
+    def _follow(self, token: int) -> None:
+        if self._ahead and self._ahead[0] == token:
+            self._ahead.popleft()
+        else:
+            self._ahead.clear()
 
     def _check(self) -> None:
         if self._matcher.is_error():

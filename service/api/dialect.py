@@ -240,6 +240,17 @@ def at_most(items: int) -> BeforeValidator:
     return BeforeValidator(check)
 
 
+def no_longer(most: int) -> AfterValidator:
+    """Texts of so many characters."""
+
+    def check(value: str) -> str:
+        if len(value) > most:
+            raise PydanticCustomError("longer", "is too long", {"most": most, "length": len(value)})
+        return value
+
+    return AfterValidator(check)
+
+
 def flat_or_short(value: Any) -> Any:
     """A list of texts is shorter than one of token ids may be."""
     if isinstance(value, list) and len(value) > MOST_TEXTS and not isinstance(value[0], int):
@@ -319,6 +330,7 @@ RIGHT = {
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "must have at least {min_length} item(s)",
     "too_long": "must have at most {max_length} items",
+    "longer": "must have at most {most} characters, has {length}",
     "bounds": "must be between {low} and {high}",
     "described": "must be {sentence}",
 }
