@@ -32,6 +32,16 @@ def refused(file: str = "") -> Callable[[str], CheckpointError]:
     return lambda said: CheckpointError(f"the tokenizers library fails on the tokenizer: {said}", file=file)
 
 
+def encoded(run: Callable[[], T]) -> T:
+    """What `run` makes of texts.  Raises TokenizerError where the library panics or refuses them."""
+    try:
+        return followed(run, failed)
+    except Exception as problem:
+        if type(problem) is not Exception:  # the library raises nothing narrower
+            raise
+        raise failed(cut(str(problem), 200)) from None
+
+
 def failed(said: str) -> TokenizerError:
     """For `followed`, where a tokenizer is used."""
     return TokenizerError(f"the tokenizers library fails on this text: {said}")
