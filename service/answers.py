@@ -7,14 +7,16 @@ the engine has few of them at a time, so that what others ask waits for some ste
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.tokenizer import TokenizerError
 from service.entities import Entity, Tagging, entities, merged
 from service.errors import Overloaded, PolyheadError, StepFailed
 from service.inputs import Read, Reading
@@ -26,6 +28,7 @@ from service.spans import Answer, Window, answers
 from service.transcript import EventSource, Submit, Usage
 from service.zero_shot import softmax
 
+T = TypeVar("T")
 PAUSE_S = 0.1  # until a call that was begun asks again whether there is room for the rest
 
 
@@ -183,12 +186,20 @@ async def reply(model: Model, asked: Reading, read: Read, events: Sequence[tuple
             return States(rows, usage)
         case Filled():
             filled = [event for event, _ in events if isinstance(event, Filled)]
-            return Guessed(await on_thread(partial(words, model, read, filled[0])), usage)
+            return Guessed(await aside(partial(words, model, read, filled[0])), usage)
         case Table():
             tables = [np.asarray(event.scores) for event, _ in events if isinstance(event, Table)]
             if model.task == "span":
-                return Found(await on_thread(partial(spans, asked, read, tables)), usage)
-            return Tagged(await on_thread(partial(tagged, model, asked, read, tables)), usage)
+                return Found(await aside(partial(spans, asked, read, tables)), usage)
+            return Tagged(await aside(partial(tagged, model, asked, read, tables)), usage)
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """What `work` returns, on a thread.  Raises PolyheadError where the tokenizer fails."""
+    try:
+        return await on_thread(work)
+    except TokenizerError as error:
+        raise PolyheadError(str(error)) from None
 
 
 def added(orders: Sequence[Sequence[float]], asked: Reading) -> list[float]:

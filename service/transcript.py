@@ -14,8 +14,10 @@ from operator import methodcaller
 from time import perf_counter
 from typing import Literal, Protocol, TypeVar
 
-from models.tokenizer import Tokenizer
+from models.tokenizer import Tokenizer, TokenizerError
 from service.engine.worker import Course
+from service.errors import PolyheadError
+from service.outcome import Failure, attempt, result
 from service.request import Done, Event, Failed, Generate, Prompted, Request, Token
 from service.slices import SLICE, run_sliced, spaced
 
@@ -265,12 +267,12 @@ async def continued(
 
 
 async def pieces(begun: Callable[[], Transcript], source: EventSource) -> AsyncGenerator[Piece, None]:
-    transcript = begun()
+    transcript = spelled(begun)
     async for event in source:
         match event:
             case Token():
                 began = perf_counter()
-                piece = transcript.push(event)
+                piece = spelled(partial(transcript.push, event))
                 source.course.wrote(began)
                 if transcript.stopped:
                     source.close(answered=True)
@@ -279,14 +281,22 @@ async def pieces(begun: Callable[[], Transcript], source: EventSource) -> AsyncG
                 if piece.text or piece.drawn:
                     yield piece
             case Prompted():
-                yield transcript.prompt(event)
+                yield spelled(partial(transcript.prompt, event))
             case Done():
                 began = perf_counter()
-                piece = transcript.close(event)
+                piece = spelled(partial(transcript.close, event))
                 source.course.wrote(began)
                 yield piece
             case Failed():
                 raise event.error
+
+
+def spelled(write: Callable[[], T]) -> T:
+    """What `write` returns.  Raises PolyheadError where the tokenizer fails, be it by a panic of its library."""
+    outcome = attempt(write)
+    if isinstance(outcome, Failure) and isinstance(outcome.error, TokenizerError):
+        raise PolyheadError(f"the answer cannot be made text: {outcome.error}")
+    return result(outcome)
 
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

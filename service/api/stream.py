@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.errors import ClientGone, PolyheadError
+from service.outcome import crash
 from service.slices import sliced
 
 NUMBERS = orjson.OPT_SERIALIZE_NUMPY
@@ -67,6 +68,9 @@ async def answer(request: Request, work: Coroutine[Any, Any, Response]) -> Respo
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientGone("the client has left")
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise crash(error)
         return task.result()
     finally:
         await stopped(task, gone)

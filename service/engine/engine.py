@@ -20,7 +20,7 @@ import torch
 from service.engine.pace import Pace
 from service.engine.stream import Lead, Link, Stream
 from service.engine.turns import Turns
-from service.engine.worker import Answer, Counts, Ended, Observer, Step, Worker
+from service.engine.worker import Answer, Counts, Ended, Observer, Step, Worker, not_begun
 from service.errors import PolyheadError, Stopped, Unavailable
 from service.outcome import Failure, attempt, on_thread, result, settle
 from service.request import Duty, Failed, Request
@@ -381,8 +381,10 @@ class Engine:
     def _accept(self, worker: Worker, streams: list[Stream]) -> None:
         self._stir(worker)
         for stream in streams:
-            if stream.open:  # else its client has left already
-                worker.submit(stream)
+            taken = attempt(partial(worker.submit, stream)) if stream.open else None  # else its client has left
+            if isinstance(taken, Failure):
+                log.error("model %r cannot take a request", worker.model, exc_info=taken.error)
+                self._post(partial(stream.abort, not_begun(taken.error)))
 
     def _drop(self, worker: Worker) -> None:
         self._turns.remove(worker)

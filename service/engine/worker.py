@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, Protocol
 
-from service.errors import Expired
+from service.errors import Expired, PolyheadError, StepFailed
 from service.request import UNCONDITIONAL, Duty, Event, Request, Terms
 
 Outcome = Literal["done", "failed", "aborted", "expired"]
@@ -138,6 +138,11 @@ Answer = tuple[Ticket, Event]
 def too_late(ticket: Ticket, now: float) -> Expired:
     """What a request is told whose deadline has passed."""
     return Expired(f"the deadline has passed: {now - ticket.submitted:.1f} s after the request was submitted")
+
+
+def not_begun(error: Exception) -> PolyheadError:
+    """What a request is told that a worker could not take."""
+    return error if isinstance(error, PolyheadError) else StepFailed("the request could not be begun")
 
 
 @dataclass(frozen=True, slots=True)
