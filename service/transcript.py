@@ -309,25 +309,15 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
             async for item in only:
                 yield 0, item
         return
-    queue: asyncio.Queue[tuple[int, T] | asyncio.Task[None]] = asyncio.Queue()
-
-    async def pump(index: int, source: AsyncGenerator[T, None]) -> None:
-        async for item in source:
-            queue.put_nowait((index, item))
-
-    def over(task: asyncio.Task[None]) -> None:
-        queue.put_nowait(task)
-        if not task.cancelled():
-            task.exception()  # which is nobody's any more once the call has ended
+    queue: Items[T] = asyncio.Queue()
 
     tasks = list[asyncio.Task[None]]()
     try:
         left = len(sources)
         while left:
             if len(tasks) < len(sources):
-                for index in range(len(tasks), min(len(tasks) + SLICE, len(sources))):
-                    tasks.append(asyncio.create_task(pump(index, sources[index])))
-                    tasks[-1].add_done_callback(over)
+                some = sources[len(tasks) : len(tasks) + SLICE]
+                tasks += [pumped(index, source, queue) for index, source in enumerate(some, len(tasks))]
                 await asyncio.sleep(0)
                 if queue.empty():
                     continue
@@ -340,6 +330,26 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
     finally:
         run_sliced(methodcaller("cancel"), tasks)
         await asyncio.gather(*tasks[:SLICE], return_exceptions=True)
+
+
+Items = asyncio.Queue[tuple[int, T] | asyncio.Task[None]]
+
+
+def pumped(index: int, source: AsyncGenerator[T, None], queue: Items[T]) -> asyncio.Task[None]:
+    """Puts the items of `source` into `queue`, and then itself."""
+
+    async def pump() -> None:
+        async for item in source:
+            queue.put_nowait((index, item))
+
+    def over(task: asyncio.Task[None]) -> None:
+        queue.put_nowait(task)
+        if not task.cancelled():
+            task.exception()  # which is nobody's any more once the call has ended
+
+    task = asyncio.create_task(pump())
+    task.add_done_callback(over)
+    return task
 
 
 async def whole(count: int, items: AsyncGenerator[tuple[int, Piece], None]) -> list[Piece]:

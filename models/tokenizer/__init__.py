@@ -16,7 +16,7 @@ import tokenizers
 
 from models.errors import CheckpointError, EncodingError
 from models.tokenizer import folder, gguf, patterns
-from models.tokenizer.panics import TokenizerError, encoded, failed, followed, refused
+from models.tokenizer.panics import TokenizerError, failed, followed, refused
 from models.tokenizer.quoting import MARK, Quoting
 from models.tokenizer.spelling import Spelling, TokenStream
 from models.tokenizer.vocabulary import Vocabulary, built
@@ -160,7 +160,7 @@ class Tokenizer:
             return encode(list(texts), add_special_tokens=special)
 
         try:
-            found = encoded(run)
+            found = followed(run, failed, refuses=True)
         except (TypeError, UnicodeError):
             check_well_formed(texts)
             raise

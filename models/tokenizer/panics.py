@@ -17,12 +17,15 @@ class TokenizerError(ModelError):
     """The tokenizers library panics on what a loaded checkpoint's tokenizer is given."""
 
 
-def followed(run: Callable[[], T], astray: Callable[[str], ModelError]) -> T:
-    """What `run` returns; raises `astray` of the first line of what the library says where it panics."""
+def followed(run: Callable[[], T], astray: Callable[[str], ModelError], *, refuses: bool = False) -> T:
+    """What `run` returns; raises `astray` of the first line of what the library says where it panics.
+
+    Where the library `refuses` something, it raises Exception itself and nothing narrower: that counts, too.
+    """
     try:
         return run()
     except BaseException as problem:
-        if type(problem).__name__ == PANIC:
+        if type(problem).__name__ == PANIC or (refuses and type(problem) is Exception):
             raise astray(cut(next(iter(str(problem).strip().splitlines()), ""), 200)) from None
         raise
 
@@ -30,16 +33,6 @@ def followed(run: Callable[[], T], astray: Callable[[str], ModelError]) -> T:
 def refused(file: str = "") -> Callable[[str], CheckpointError]:
     """For `followed`, where a tokenizer is made of a checkpoint's `file`."""
     return lambda said: CheckpointError(f"the tokenizers library fails on the tokenizer: {said}", file=file)
-
-
-def encoded(run: Callable[[], T]) -> T:
-    """What `run` makes of texts.  Raises TokenizerError where the library panics or refuses them."""
-    try:
-        return followed(run, failed)
-    except Exception as problem:
-        if type(problem) is not Exception:  # the library raises nothing narrower
-            raise
-        raise failed(cut(str(problem), 200)) from None
 
 
 def failed(said: str) -> TokenizerError:

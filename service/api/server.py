@@ -93,7 +93,7 @@ class Server:
         """
         if len(requests) <= SLICE:
             return self.submit(visit, model, requests)
-        sources = list[EventSource]()
+        sources, whole = list[EventSource](), False
         try:
             with concerning(model), self.admission.reserved(visit.owner, tokens_of(requests)) as submitted:
                 for some in slices_of(requests):
@@ -101,9 +101,10 @@ class Server:
                     sources += self._submit(visit, model, some)
                     submitted(tokens_of(some))
                     await asyncio.sleep(0)
-        except BaseException:  # a cancellation too: nobody else has the sources, to close them
-            run_sliced(methodcaller("close"), sources)
-            raise
+            whole = True
+        finally:
+            if not whole:  # cancelled, perhaps: nobody else has the sources, to close them
+                run_sliced(methodcaller("close"), sources)
         return sources
 
     def _submit(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
