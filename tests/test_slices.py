@@ -119,7 +119,7 @@ def test_a_call_whose_client_leaves_is_given_up_in_slices(
 
 def test_the_engine_takes_a_slice_between_two_steps(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = [0]
-    turn, submit, abort = Engine._turn, Generator.submit, Generator.abort
+    turn, submit = Engine._turn, Generator.submit
 
     def turned(self: Engine) -> bool:
         taken.append(0)
@@ -135,12 +135,10 @@ def test_the_engine_takes_a_slice_between_two_steps(tiny_generator: Path, monkey
     async def act(client: Client) -> None:
         monkeypatch.setattr(Engine, "_turn", turned)
         monkeypatch.setattr(Generator, "submit", noted(submit))
-        monkeypatch.setattr(Generator, "abort", noted(abort))
         body = {"model": "chat", "prompt": [IDS] * MANY, "max_tokens": 200, "ignore_eos": True}
         asked = asyncio.create_task(client.ask("POST", "/v1/completions", body))
         await until(lambda: sum(taken) >= MANY, 60)
         asked.cancel()
-        await until(lambda: sum(taken) > MANY + SLICE, 60)
 
     served(act, {"chat": tiny_generator})
     assert max(taken) <= engine_module.SENT + SLICE
