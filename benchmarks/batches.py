@@ -49,7 +49,7 @@ def cases(texts: int) -> list[Case]:
         Case("embeddings", "/v1/embeddings", {"model": "embed", "input": many}),
         Case("embeddings of ids", "/v1/embeddings", {"model": "embed", "input": ids}),
         Case("rerank", "/v1/rerank", {"model": "rank", "query": TEXT, "documents": many}),
-        Case("hf classify", "/models/judge/predict", {"inputs": many}),
+        Case("hf classify", "/models/judge", {"inputs": many}),
         Case("hf generate", "/models/chat", {"inputs": many, "parameters": {"max_new_tokens": 1}}),
         Case("tei embed", "/models/embed/embed", {"inputs": many}),
         Case("tei tokenize", "/models/embed/tokenize", {"inputs": many}),
