@@ -7,24 +7,28 @@ the engine has few of them at a time, so that what others ask waits for some ste
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from models.tokenizer import TokenizerError
 from service.entities import Entity, Tagging, entities, merged
 from service.errors import Overloaded, PolyheadError, StepFailed
 from service.inputs import Read, Reading
 from service.model import Model
 from service.outcome import on_thread
 from service.request import Done, Encode, Encoded, Failed, Filled, Table
+from service.slices import SLICE, run_sliced, spaced
 from service.spans import Answer, Window, answers
 from service.transcript import EventSource, Submit, Usage
 from service.zero_shot import softmax
 
+T = TypeVar("T")
 PAUSE_S = 0.1  # until a call that was begun asks again whether there is room for the rest
 
 
@@ -101,7 +105,7 @@ async def replies(
     """
     requests = [request for read in reads if isinstance(read, Read) for request in read.requests]
     async with aclosing(under_way(requests, submit, ahead)) as sources:
-        for read in reads:
+        async for read in spaced(reads):
             if isinstance(read, PolyheadError):
                 yield read
                 continue
@@ -123,6 +127,9 @@ async def under_way(requests: Sequence[Encode], submit: Submit, ahead: int) -> A
             try:
                 begun += zip((len(request.tokens) for request in some), submit(some), strict=True) if some else ()
                 first = False
+                if len(some) == SLICE:  # there may be room for more
+                    await asyncio.sleep(0)
+                    continue
             except Overloaded:
                 if first:
                     raise
@@ -133,17 +140,17 @@ async def under_way(requests: Sequence[Encode], submit: Submit, ahead: int) -> A
             yield begun[0][1]
             begun.popleft()
     finally:
-        for _, source in begun:
-            source.close()
+        run_sliced(lambda one: one[1].close(), begun)
 
 
 def next_of(waiting: deque[Encode], ahead: int, taken: int) -> list[Encode]:
-    """Those taken from the head of `waiting` that fit beside `taken` of `ahead` tokens, once half of these are free."""
+    """Those taken from the head of `waiting` that fit beside `taken` of `ahead` tokens, once half of these are free;
+    SLICE at most."""
     some: list[Encode] = []
     room = ahead - taken
     if taken and room < ahead // 2:
         return some
-    while waiting and (len(waiting[0].tokens) <= room or not (taken or some)):
+    while waiting and len(some) < SLICE and (len(waiting[0].tokens) <= room or not (taken or some)):
         some.append(waiting.popleft())
         room -= len(some[-1].tokens)
     return some
@@ -179,12 +186,20 @@ async def reply(model: Model, asked: Reading, read: Read, events: Sequence[tuple
             return States(rows, usage)
         case Filled():
             filled = [event for event, _ in events if isinstance(event, Filled)]
-            return Guessed(await on_thread(partial(words, model, read, filled[0])), usage)
+            return Guessed(await aside(partial(words, model, read, filled[0])), usage)
         case Table():
             tables = [np.asarray(event.scores) for event, _ in events if isinstance(event, Table)]
             if model.task == "span":
-                return Found(await on_thread(partial(spans, asked, read, tables)), usage)
-            return Tagged(await on_thread(partial(tagged, model, asked, read, tables)), usage)
+                return Found(await aside(partial(spans, asked, read, tables)), usage)
+            return Tagged(await aside(partial(tagged, model, asked, read, tables)), usage)
+
+
+async def aside(work: Callable[[], T]) -> T:
+    """What `work` returns, on a thread.  Raises PolyheadError where the tokenizer fails."""
+    try:
+        return await on_thread(work)
+    except TokenizerError as error:
+        raise PolyheadError(str(error)) from None
 
 
 def added(orders: Sequence[Sequence[float]], asked: Reading) -> list[float]:

@@ -70,6 +70,8 @@ def fault(tokenizer: LLTokenizer, grammar: str) -> str:
 def answer(asked: dict[str, Any]) -> dict[str, str]:
     """The `grammar`, or what is wrong with it and where: `place` in a schema, as people write it."""
     kind, source = asked["kind"], asked["source"]
+    if kind == "schema" and (place := long_pattern(source, asked["pattern"])):
+        return {"wrong": f"must have at most {asked['pattern']} characters", "place": place}
     tokenizer = outlined(asked["size"], tuple(asked["ends"]), tuple(map(tuple, asked["special"])))
     try:
         grammar = written(kind, source)
@@ -84,6 +86,28 @@ def answer(asked: dict[str, Any]) -> dict[str, str]:
         json.loads(source), error, lambda part: fault(tokenizer, written("schema", json.dumps(part)))
     )
     return {"wrong": sentence(error), "place": place}
+
+
+def long_pattern(source: str, longest: int) -> str:
+    """The place of a pattern in a schema that has more than so many characters; empty if there is none."""
+    if len(source) <= longest:
+        return ""
+    try:
+        left: list[tuple[str, Any]] = [("", json.loads(source))]
+    except (ValueError, RecursionError):
+        return ""  # which others say
+    while left:
+        place, part = left.pop()
+        if isinstance(part, dict):
+            if isinstance(pattern := part.get("pattern"), str) and len(pattern) > longest:
+                return f"{place}.pattern"
+            named = part.get("patternProperties")
+            if isinstance(named, dict) and any(len(pattern) > longest for pattern in named):
+                return f"{place}.patternProperties"
+            left += ((f"{place}.{name}", inner) for name, inner in part.items())
+        elif isinstance(part, list):
+            left += ((f"{place}[{at}]", inner) for at, inner in enumerate(part))
+    return ""
 
 
 @lru_cache(maxsize=4)

@@ -4,9 +4,12 @@ Knows no HTTP and no tensor.  The one idea: a guide is compiled once and kept; e
 client wrote is tried in another process first (`service.trial`), where it can take as long as it likes.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable
 from contextlib import suppress
+from itertools import islice
 from threading import Lock
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -20,10 +23,13 @@ from service.grammar import Grammar, Thinking
 from service.guide import Asked, Guide
 from service.lexicon import Lexicon
 from service.model import Model
+from service.outcome import attempt, result
 from service.thinking import Thoughtful
 from service.trial import Trials
 
+T = TypeVar("T")
 MOST_KEPT, MOST_CHARACTERS = 128, 1 << 22  # guides of a model, and of their sources
+MOST_FORCED = 64  # tokens that come without a choice in one step
 FIRST_STEPS = 3  # that are tried before anybody is given a guide
 
 
@@ -106,9 +112,9 @@ class Kept:
                 self._characters -= len(source)
 
 
-def compiled(lexicon: Lexicon, source: str, asked: Grammar) -> "Compiled":
+def compiled(lexicon: Lexicon, source: str, grammar: Grammar) -> "Compiled":
     """A guide that has shown that it can be followed, for a few steps.  BadRequest otherwise."""
-    field = asked.field
+    field = grammar.field
     matcher = LLMatcher(lexicon.tokenizer, source, log_level=0, limits=LIMITS)
     ahead = matcher.deep_copy()
     words = np.zeros(-(-lexicon.size // 32), np.int32)
@@ -118,7 +124,12 @@ def compiled(lexicon: Lexicon, source: str, asked: Grammar) -> "Compiled":
             ahead.consume_token(first(words))
     if matcher.is_error() or ahead.is_error():
         raise BadRequest(f"{field}: {sentence(matcher.get_error() or ahead.get_error())}", param=field)
-    return Compiled(matcher, asked)
+    return Compiled(matcher, grammar)
+
+
+def asked(ask: Callable[[], T]) -> T:
+    """What the library answers to `ask`.  Raises PolyheadError where it panics, so that one answer fails alone."""
+    return result(attempt(ask))
 
 
 def first(words: NDArray[np.int32]) -> int:
@@ -133,7 +144,7 @@ class Compiled:
         self._matcher, self.asked = matcher, Asked(grammar, None)
 
     def begin(self) -> "Matched":
-        return Matched(self._matcher.deep_copy())
+        return Matched(asked(self._matcher.deep_copy))
 
 
 class Matched:
@@ -141,31 +152,46 @@ class Matched:
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
+        self._ahead = deque[int]()  # tokens that must come next and were not told yet
 
     @property
     def ended(self) -> bool:
-        return self._matcher.is_stopped()
+        return asked(self._matcher.is_stopped)
 
     def fill(self, words: NDArray[np.int32]) -> bool:
         assert words.flags.c_contiguous
-        self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
+        if self._ahead:
+            words[:] = np.packbits(np.arange(words.size * 32) == self._ahead[0], bitorder="little").view(np.int32)
+            return True
+        asked(lambda: self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes))
         self._check()
         return True
 
     def advance(self, token: int) -> None:
-        self._matcher.consume_token(token)
+        asked(lambda: self._matcher.consume_token(token))
         self._check()
+        self._follow(token)
 
     def takes(self, token: int) -> bool:
         """Whether `token` may come next; if so, it has."""
-        taken = self._matcher.try_consume_tokens([token]) == 1
+        taken = asked(lambda: self._matcher.try_consume_tokens([token])) == 1
         self._check()
+        if taken:
+            self._follow(token)
         return taken
 
     def forced(self) -> list[int]:
-        tokens = self._matcher.compute_ff_tokens()
-        self._check()
-        return tokens
+        """Of a long literal MOST_FORCED at a time: it is looked for once, and no step has all of it."""
+        if not self._ahead:
+            self._ahead.extend(asked(self._matcher.compute_ff_tokens))
+            self._check()
+        return list(islice(self._ahead, MOST_FORCED))
+
+    def _follow(self, token: int) -> None:
+        if self._ahead and self._ahead[0] == token:
+            self._ahead.popleft()
+        else:
+            self._ahead.clear()
 
     def _check(self) -> None:
         if self._matcher.is_error():

@@ -4,21 +4,24 @@ Knows no HTTP and no tensor.  The one idea: each input is read on its own, as on
 read in windows, so that one that cannot be read need not cost the others anything.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, TypeGuard, TypeVar
 
-from models.tokenizer import Encoding
+from models.errors import EncodingError
+from models.tokenizer import Encoding, Text, check_well_formed
 from service.entities import Aggregation
 from service.errors import BadRequest, EmptyInput, TooLong
 from service.limits import check_characters, known_tokens, place
 from service.model import Model
 from service.request import Encode, Form, Task, Terms
+from service.slices import sliced
 from service.spans import Asking
 
 MOST_WINDOWS = 1000  # of one input
 MOST_WORDS = 10_000  # told for the masks of one input
+BATCH = 32  # texts that are tokenised, or tokens made texts, before the deadline is looked at again
 NAMED = 5  # tokens named in a message
 LONGEST_QUOTE = 60  # characters of a word that one repeats
 BY_TOKEN: tuple[Task, ...] = ("tag", "span", "fill")
@@ -114,17 +117,24 @@ class Given:
 Row = Encoding | Given
 
 
-def read_inputs(model: Model, asked: Reading, call: str, terms: Terms) -> list[Read | BadRequest]:
+def whatever() -> None:
+    """The check of work that goes on however long it takes."""
+
+
+def read_inputs(
+    model: Model, asked: Reading, call: str, terms: Terms, check: Callable[[], None] = whatever
+) -> list[Read | BadRequest]:
     """What each input is, or what is wrong with it; raised, unless the others are wanted without it.
 
-    All texts are one call of the tokeniser; ids are taken as they are, special tokens included.
+    Ids are taken as they are, special tokens included.  `check` is called between slices of the texts, and ends the
+    work by raising.
     """
     how, attempt = request_for(model, asked, terms), kept if asked.partial else raised
     wrong = [attempt(partial(check_input, model, asked, index)) for index in range(len(asked.inputs))]
     prompt = prompt_of(model, asked)
     good = [given for given, error in zip(asked.inputs, wrong, strict=True) if error is None]
     texts = [each for given in good if is_text(given) for each in orders(model, prompt, given)]
-    encoded = iter(model.tokenizer.encode_batch(texts, offsets=by_token(model, asked)) if texts else ())
+    encoded = encoded_texts(model, texts, check, offsets=by_token(model, asked))
     found: list[Read | BadRequest] = []
     for index, (given, error) in enumerate(zip(asked.inputs, wrong, strict=True)):
         if error is None:
@@ -134,6 +144,25 @@ def read_inputs(model: Model, asked: Reading, call: str, terms: Terms) -> list[R
         else:
             found.append(error)
     return found
+
+
+def batched(items: Sequence[T], check: Callable[[], None]) -> Iterator[Sequence[T]]:
+    """`items` in slices, with a `check` before each."""
+    for some in sliced(items, BATCH):
+        check()
+        yield some
+
+
+def encoded_texts(
+    model: Model, texts: Sequence[Text], check: Callable[[], None], *, special: bool = True, offsets: bool = True
+) -> Iterator[Encoding]:
+    """The texts as tokens, tokenised as they are asked for, with a `check` before each slice of them."""
+    for some in batched(texts, check):
+        try:
+            yield from model.tokenizer.encode_batch(some, special=special, offsets=offsets)
+        except EncodingError:
+            check_well_formed(texts)  # which names the text by its place among all
+            raise
 
 
 def prompt_of(model: Model, asked: Reading) -> str:

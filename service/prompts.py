@@ -4,7 +4,7 @@ Knows no HTTP and no tensor.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -82,11 +82,17 @@ class Continuation:
         return max(self.count, self.best_of)
 
 
-def read_prompts(model: Model, asked: Continuation, call: str, terms: Terms) -> list[Generate]:
-    """The requests of each prompt, one after the other: as many as are to be tried, all of one group."""
+def read_prompts(
+    model: Model, asked: Continuation, call: str, terms: Terms, check: Callable[[], None]
+) -> list[Generate]:
+    """The requests of each prompt, one after the other: as many as are to be tried, all of one group.
+
+    `check` is called before each prompt, and ends the work by raising.
+    """
     sampling = sampled(model, asked)
     requests = []
     for index, prompt in enumerate(asked.prompts):
+        check()
         where = place(asked.field, index, len(asked.prompts))
         tokens = prompt_tokens(model, prompt, where, asked.truncate)
         before = tokens if model.customs is None else model.customs.opening

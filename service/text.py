@@ -21,28 +21,36 @@ from service.errors import BadRequest, EmptyInput, Expired, PolyheadError, TooLo
 from service.grammar import Grammar, Thinking
 from service.guide import Guide
 from service.guides import Guides
-from service.inputs import Input, Read, Reading, read_inputs
+from service.inputs import Input, Read, Reading, batched, encoded_texts, read_inputs
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
 from service.outcome import attempt, on_thread
 from service.prompts import Chat, Continuation, Prompt, encoded_chat, read_prompts, rendered, thinking_left
 from service.request import UNCONDITIONAL, Generate, Task, Terms
+from service.slices import spaced
 from service.threads import Threads
 from service.trial import PROCESSES
 
 LONG = 1 << 18  # characters of one call
 PATIENCE = 60.0  # seconds for one call; the longest body, of 8 MiB, takes some ten
+TOKENISING = "the text was being made tokens"
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Job:
     """One call of the tokeniser: the wire's name for its texts, how long they are, and when it is too late."""
 
     field: str
     characters: int
     deadline: float  # on `time.perf_counter`
+    given_up: bool = False  # nobody waits for it any more
+
+    def check(self) -> None:
+        """To be called between texts, from any thread.  Raises Expired where the rest is not wanted any more."""
+        if self.given_up or time.perf_counter() >= self.deadline:
+            raise Expired(f"the deadline has passed while {TOKENISING}")
 
 
 class Text:
@@ -69,13 +77,15 @@ class Text:
             self._check_count(asked.field, len(asked.prompts))
             self._check_tries(asked)
             work = Job(asked.field, sum(map(length, asked.prompts)), terms.deadline)
-            requests = await self._run(model, work, lambda: read_prompts(model, asked, call, terms))
+            requests = await self._run(model, work, lambda: read_prompts(model, asked, call, terms, work.check))
             thinking = thinking_left(model, asked, requests[0].tokens)
             guide = await self.guide(model, asked.grammar, thinking, terms.deadline)
-            if guide is not None and asked.beams is not None:
+            if guide is None:
+                return requests
+            if asked.beams is not None:
                 field = asked.grammar.field if asked.grammar is not None else "thinking_budget"
                 raise BadRequest(f"{field}: not together with a beam search, which nothing guides", param=field)
-            return [replace(request, guide=guide) for request in requests] if guide else requests
+            return [replace(request, guide=guide) async for request in spaced(requests)]
 
     def expect(self, model: Model) -> None:
         """Its answers may be asked for in a form: what all forms need is made meanwhile."""
@@ -96,7 +106,7 @@ class Text:
         with concerning(model):
             self._check_count(asked.field, len(asked.inputs))
             work = Job(asked.field, sum(map(length, asked.inputs)), terms.deadline)
-            return await self._run(model, work, lambda: read_inputs(model, asked, call, terms))
+            return await self._run(model, work, lambda: read_inputs(model, asked, call, terms, work.check))
 
     async def tokens(
         self, model: Model, texts: Sequence[str], *, special: bool, deadline: float = math.inf
@@ -105,7 +115,7 @@ class Text:
         with concerning(model):
             self._check_count("inputs", len(texts))
             work = Job("inputs", sum(map(len, texts)), deadline)
-            return await self._run(model, work, lambda: read_tokens(model, texts, special=special))
+            return await self._run(model, work, lambda: read_tokens(model, texts, work.check, special=special))
 
     async def prompted(
         self, model: Model, prompt: str | Chat, field: str, *, special: bool, deadline: float
@@ -122,7 +132,7 @@ class Text:
         with concerning(model):
             self._check_count(field, len(rows))
             work = Job(field, sum(map(len, rows)), deadline)
-            return await self._run(model, work, lambda: write_texts(model, rows, field, plain=plain))
+            return await self._run(model, work, lambda: write_texts(model, rows, field, work.check, plain=plain))
 
     def close(self) -> None:
         for threads in (self._short, self._long):
@@ -162,12 +172,13 @@ class Text:
         pool = self._long if job.characters > LONG else self._short
         try:
             work = pool.run(function, model.tokenizer, f"{job.field}: making its text tokens")
-            return await before(job.deadline, work, "the text was being made tokens")
+            return await before(job.deadline, work, TOKENISING)
         except (EncodingError, TemplateError) as error:
             raise BadRequest(f"{job.field}: {error}", param=job.field) from None
         except TokenizerError as error:
             raise PolyheadError(f"{job.field}: {error}", param=job.field) from None
         finally:
+            job.given_up = True
             self._tokenised(model.name, model.task, time.perf_counter() - began)
 
 
@@ -191,13 +202,13 @@ def length(given: Prompt | Input) -> int:
             return sum(len(part) for part in given if isinstance(part, str))
 
 
-def read_tokens(model: Model, texts: Sequence[str], *, special: bool) -> list[Encoding]:
+def read_tokens(model: Model, texts: Sequence[str], check: Callable[[], None], *, special: bool) -> list[Encoding]:
     places = [place("inputs", index, len(texts)) for index in range(len(texts))]
     for text, where in zip(texts, places, strict=True):
         if not text:
             raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
         check_characters(model, text, where)
-    encodings = model.tokenizer.encode_batch(texts, special=special)
+    encodings = list(encoded_texts(model, texts, check, special=special))
     for encoding, where in zip(encodings, places, strict=True):
         check_listed(model, [encoding], where)
     return encodings
@@ -221,7 +232,9 @@ def check_listed(model: Model, parts: Sequence[Encoding], where: str) -> None:
         raise TooLong(f"{where}: has {length} tokens, at most {most} are listed", param=where)
 
 
-def write_texts(model: Model, rows: Sequence[Sequence[int]], field: str, *, plain: bool) -> list[str]:
+def write_texts(
+    model: Model, rows: Sequence[Sequence[int]], field: str, check: Callable[[], None], *, plain: bool
+) -> list[str]:
     for index, ids in enumerate(rows):
         known_tokens(model, ids, place(field, index, len(rows)))
-    return [model.tokenizer.decode(ids, skip_special=plain) for ids in rows]
+    return [model.tokenizer.decode(ids, skip_special=plain) for some in batched(rows, check) for ids in some]

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from models.chat.format import Format, Style
 from models.chat.functions import weight
+from service.compiler import long_pattern
 from service.conversation import Expected
 from service.errors import BadRequest
-from service.grammar import Grammar, Thinking
+from service.grammar import LONGEST_REGEX, LONGEST_TOOLS, Grammar, Thinking
 from service.model import Model
 from service.prompts import Chat, Continuation, thinks
 
@@ -206,7 +207,20 @@ def called(tools: Tools, format: Format, document: Grammar | None) -> Grammar | 
     calls = tagged(style, tools.parallel) if style.begin else bare(style, tools)
     gap = rf"GAP: /[ \n]{{0,{2 if format.end else 0}}}/"
     rules = [f"start: {start}", *calls, *spellings(tools.callable, style), gap]
-    return Grammar("lark", "\n".join(rules) + "\n", tools.field)
+    source = "\n".join(rules) + "\n"
+    check_size(tools, source)
+    return Grammar("lark", source, tools.field)
+
+
+def check_size(tools: Tools, source: str) -> None:
+    """BadRequest where the schemas are too much to be compiled."""
+    if len(source) > LONGEST_TOOLS:
+        message = f"tools: their schemas must have at most {LONGEST_TOOLS} characters together, have {len(source)}"
+        raise BadRequest(message, param="tools")
+    for each in parts(tools) if len(source) > LONGEST_REGEX else ():
+        if place := long_pattern(each.source, LONGEST_REGEX):
+            where = f"{each.field}{place}"
+            raise BadRequest(f"{where}: must have at most {LONGEST_REGEX} characters", param=where)
 
 
 def tagged(style: Style, parallel: bool) -> list[str]:

@@ -6,15 +6,20 @@ certain and never taken back, so what may still be half a character or the begin
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
+from operator import methodcaller
 from time import perf_counter
 from typing import Literal, Protocol, TypeVar
 
-from models.tokenizer import Tokenizer
+from models.tokenizer import Tokenizer, TokenizerError
 from service.engine.worker import Course
+from service.errors import PolyheadError
+from service.outcome import Failure, attempt, result
 from service.request import Done, Event, Failed, Generate, Prompted, Request, Token
+from service.slices import SLICE, run_sliced, spaced
 
 LOWEST_LOGPROB = -9999.0  # what is said for minus infinity, which JSON has no word for
 
@@ -234,39 +239,40 @@ class Transcript:
 
 
 Submit = Callable[[Sequence[Request]], Sequence[EventSource]]
+SubmitCall = Callable[[Sequence[Request]], Awaitable[Sequence[EventSource]]]
 T = TypeVar("T")
 
 
 async def continued(
-    tokenizer: Tokenizer, stops: Stops, requests: Sequence[Generate], submit: Submit
+    tokenizer: Tokenizer, stops: Stops, requests: Sequence[Generate], submit: SubmitCall
 ) -> AsyncGenerator[tuple[int, Piece], None]:
     """The answers to `requests` as they are written: which one, and its next piece.
 
     Submits when first asked for a piece.  One failing ends all with its error; so does closing the generator.  A prompt
     that several answer is counted once.
     """
-    sources = submit(requests)
+    sources = await submit(requests)
     try:
         firsts = {request.group or request.id: request.id for request in reversed(requests)}
-        written = [
-            Transcript(tokenizer, stops, request, counted=firsts[request.group or request.id] == request.id)
-            for request in requests
+        answers = [
+            pieces(partial(Transcript, tokenizer, stops, request, counted=first == request.id), source)
+            for request, source in zip(requests, sources, strict=True)
+            for first in (firsts[request.group or request.id],)
         ]
-        answers = [pieces(transcript, source) for transcript, source in zip(written, sources, strict=True)]
         async with aclosing(merged(answers)) as every:
             async for index, piece in every:
                 yield index, piece
     finally:
-        for source in sources:
-            source.close()
+        run_sliced(methodcaller("close"), sources)
 
 
-async def pieces(transcript: Transcript, source: EventSource) -> AsyncGenerator[Piece, None]:
+async def pieces(begun: Callable[[], Transcript], source: EventSource) -> AsyncGenerator[Piece, None]:
+    transcript = spelled(begun)
     async for event in source:
         match event:
             case Token():
                 began = perf_counter()
-                piece = transcript.push(event)
+                piece = spelled(partial(transcript.push, event))
                 source.course.wrote(began)
                 if transcript.stopped:
                     source.close(answered=True)
@@ -275,35 +281,46 @@ async def pieces(transcript: Transcript, source: EventSource) -> AsyncGenerator[
                 if piece.text or piece.drawn:
                     yield piece
             case Prompted():
-                yield transcript.prompt(event)
+                yield spelled(partial(transcript.prompt, event))
             case Done():
                 began = perf_counter()
-                piece = transcript.close(event)
+                piece = spelled(partial(transcript.close, event))
                 source.course.wrote(began)
                 yield piece
             case Failed():
                 raise event.error
 
 
+def spelled(write: Callable[[], T]) -> T:
+    """What `write` returns.  Raises PolyheadError where the tokenizer fails, be it by a panic of its library."""
+    outcome = attempt(write)
+    if isinstance(outcome, Failure) and isinstance(outcome.error, TokenizerError):
+        raise PolyheadError(f"the answer cannot be made text: {outcome.error}")
+    return result(outcome)
+
+
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
-    """The items of all `sources` as they come, each with the index of its source."""
+    """The items of all `sources` as they come, each with the index of its source.
+
+    They are begun, and given up, SLICE in one turn of the event loop.
+    """
     if len(sources) == 1:
         async with aclosing(sources[0]) as only:
             async for item in only:
                 yield 0, item
         return
-    queue: asyncio.Queue[tuple[int, T] | asyncio.Task[None]] = asyncio.Queue()
+    queue: Items[T] = asyncio.Queue()
 
-    async def pump(index: int, source: AsyncGenerator[T, None]) -> None:
-        async for item in source:
-            queue.put_nowait((index, item))
-
-    tasks = [asyncio.create_task(pump(index, source)) for index, source in enumerate(sources)]
-    for task in tasks:
-        task.add_done_callback(queue.put_nowait)
+    tasks = list[asyncio.Task[None]]()
     try:
-        left = len(tasks)
+        left = len(sources)
         while left:
+            if len(tasks) < len(sources):
+                some = sources[len(tasks) : len(tasks) + SLICE]
+                tasks += [pumped(index, source, queue) for index, source in enumerate(some, len(tasks))]
+                await asyncio.sleep(0)
+                if queue.empty():
+                    continue
             got = await queue.get()
             if isinstance(got, tuple):
                 yield got
@@ -311,14 +328,33 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
                 got.result()  # raises what the source raised
                 left -= 1
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        run_sliced(methodcaller("cancel"), tasks)
+        await asyncio.gather(*tasks[:SLICE], return_exceptions=True)
+
+
+Items = asyncio.Queue[tuple[int, T] | asyncio.Task[None]]
+
+
+def pumped(index: int, source: AsyncGenerator[T, None], queue: Items[T]) -> asyncio.Task[None]:
+    """Puts the items of `source` into `queue`, and then itself."""
+
+    async def pump() -> None:
+        async for item in source:
+            queue.put_nowait((index, item))
+
+    def over(task: asyncio.Task[None]) -> None:
+        queue.put_nowait(task)
+        if not task.cancelled():
+            task.exception()  # which is nobody's any more once the call has ended
+
+    task = asyncio.create_task(pump())
+    task.add_done_callback(over)
+    return task
 
 
 async def whole(count: int, items: AsyncGenerator[tuple[int, Piece], None]) -> list[Piece]:
     """`count` answers, each in one piece."""
-    return [joined(pieces) for pieces in await parted(count, items)]
+    return [joined(pieces) async for pieces in spaced(await parted(count, items))]
 
 
 async def parted(count: int, items: AsyncGenerator[tuple[int, T], None]) -> list[list[T]]:

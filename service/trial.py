@@ -16,7 +16,7 @@ from typing import Any
 from service import compiler
 from service.child import end, exchanged, started
 from service.errors import BadRequest, PolyheadError, Unavailable
-from service.grammar import Grammar
+from service.grammar import LONGEST_REGEX, Grammar
 
 SECONDS = 1.0  # of a processor: what takes more is refused
 PATIENCE = 10.0  # seconds of the clock
@@ -40,7 +40,8 @@ class Trials:
         """
         trial = self._idle.get()
         try:
-            told = trial.ask({"kind": grammar.kind, "source": grammar.source, "seconds": SECONDS} | outline)
+            asked = {"kind": grammar.kind, "source": grammar.source, "seconds": SECONDS, "pattern": LONGEST_REGEX}
+            told = trial.ask(asked | outline)
         finally:
             self._idle.put(trial)
         if "grammar" not in told:

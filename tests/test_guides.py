@@ -19,15 +19,17 @@ from scripted import model
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
+from models.chat.format import Format
 from models.tokenizer import Tokenizer
 from models.tokenizer.vocabulary import Vocabulary, sentence_pieces
 from service import guides as kept
 from service import trial
 from service.errors import BadRequest, TooComplex, Unavailable
-from service.grammar import Grammar, Thinking
+from service.grammar import LONGEST_REGEX, Grammar, Thinking
 from service.guide import Guide, Walk
-from service.guides import Guides
+from service.guides import MOST_FORCED, Guides
 from service.model import Model
+from service.tools import Tool, Tools, called
 
 FIELD = "response_format.json_schema.schema"
 PERSON = {
@@ -185,6 +187,85 @@ def test_forced_tokens_are_those_that_the_tokenizer_would_write(guides: Guides, 
     assert forced == talker.tokenizer.encode('"The quick brown fox"', special=False).ids[: len(forced)]
     assert walk.fill(words)
     assert np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist() == forced[:1]
+
+
+def test_a_long_literal_comes_a_part_at_a_time_and_is_looked_for_once(guides: Guides, talker: Model) -> None:
+    """All of it in one step would hold up everybody else's, and so would looking for it in each."""
+    literal = "".join(Random(1).choice("abcdefghij") for _ in range(3000))
+    guide = guides.guide(talker, schema({"const": literal}), None)
+    assert guide is not None
+    walk = guide.begin()
+    asked, matcher, words = [0], walk._matcher, np.zeros(-(-talker.vocab_size // 32), np.int32)  # type: ignore[attr-defined]
+
+    def compute_ff_tokens() -> list[int]:
+        asked[0] += 1
+        return matcher.compute_ff_tokens()
+
+    walk._matcher = Counting(matcher, compute_ff_tokens)  # type: ignore[attr-defined]
+    tokens = list[int]()
+    while not walk.ended:
+        assert walk.fill(words)
+        [token, *_] = np.flatnonzero(np.unpackbits(words.view(np.uint8), bitorder="little")).tolist()
+        if token in talker.stop_tokens:
+            break
+        walk.advance(token)
+        forced = walk.forced()
+        assert len(forced) <= MOST_FORCED
+        for each in forced:
+            walk.advance(each)
+        tokens += [token, *forced]
+    assert text_of(talker, tokens) == json.dumps(literal)
+    assert asked[0] <= 8
+
+
+class Counting:
+    """A matcher whose forced tokens are asked for by another function."""
+
+    def __init__(self, matcher: Any, compute_ff_tokens: Any) -> None:
+        self._matcher, self.compute_ff_tokens = matcher, compute_ff_tokens
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._matcher, name)
+
+
+def test_another_token_than_the_one_that_was_foretold_is_followed(guides: Guides, talker: Model) -> None:
+    """Who draws may spell a literal in other tokens, as long as nothing was told of it."""
+    guide = guides.guide(talker, schema({"const": "The quick brown fox"}), None)
+    assert guide is not None
+    told, other = guide.begin(), guide.begin()
+    told.advance(told.forced()[0])
+    [quote] = talker.tokenizer.encode('"', special=False).ids
+    other.advance(quote)
+    assert text_of(talker, [quote, *other.forced()]).startswith('"The quick')
+
+
+LONG = "a" * (LONGEST_REGEX + 1)
+
+
+@pytest.mark.parametrize(
+    ("body", "place"),
+    [
+        ({"properties": {"a": {"anyOf": [{}, {"pattern": LONG}]}}}, ".properties.a.anyOf[1].pattern"),
+        ({"type": "object", "patternProperties": {LONG: {}}}, ".patternProperties"),
+        ({"$defs": {"x": {"pattern": LONG}}, "patternProperties": 5}, ".$defs.x.pattern"),
+    ],
+)
+def test_a_long_pattern_in_a_schema_is_refused_by_its_place(
+    guides: Guides, talker: Model, body: Any, place: str
+) -> None:
+    with pytest.raises(BadRequest) as error:
+        guides.guide(talker, schema(body), None)
+    assert error.value.message == f"{FIELD}{place}: must have at most {LONGEST_REGEX} characters"
+    tool = Tool("f", "", body | {"type": "object"}, "tools[0].function.parameters")
+    with pytest.raises(BadRequest) as error:
+        called(Tools((tool,), "required"), Format(), None)
+    assert error.value.message == f"tools[0].function.parameters{place}: must have at most {LONGEST_REGEX} characters"
+
+
+def test_schemas_of_tools_that_are_too_much_together_are_refused() -> None:
+    tools = tuple(Tool(f"f{n}", "", {"const": "a" * 60_000}, f"tools[{n}]") for n in range(5))
+    with pytest.raises(BadRequest, match="tools: their schemas must have at most 262144 characters together, have 30"):
+        called(Tools(tools, "required"), Format(), None)
 
 
 def test_control_tokens_are_no_text_but_may_be_named(guides: Guides, talker: Model) -> None:

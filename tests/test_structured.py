@@ -87,8 +87,19 @@ def test_every_way_to_ask_for_a_form_is_read(asked: dict[str, Any], kind: Any, s
             {"guided_regex": "a", "response_format": {"type": "json_object"}},
             "guided_regex: an answer has one form, and response_format says another; give one",
         ),
-        ({"guided_regex": "a" * 300_000}, "guided_regex: must have at most 262144 characters"),
-        ({"guided_json": {"const": "a" * 300_000}}, "guided_json: has 300012 characters, at most 262144 are read"),
+        ({"guided_regex": "a" * 200_000}, "guided_regex: must have at most 16384 characters, has 200000"),
+        (
+            {"structured_outputs": {"regex": "a" * 16_385}},
+            "structured_outputs.regex: must have at most 16384 characters",
+        ),
+        ({"guided_grammar": "a" * 65_537}, "guided_grammar: must have at most 65536 characters, has 65537"),
+        ({"guided_json": {"const": "a" * 65_536}}, "guided_json: must have at most 65536 characters, has 65548"),
+        ({"guided_json": " " * 65_537}, "guided_json: must have at most 65536 characters, has 65537"),
+        ({"guided_choice": ["a" * 4000] * 20}, "guided_choice: must have at most 65536 characters, has 80061"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {"const": "a" * 70_000}}}},
+            "response_format.json_schema.schema: must have at most 65536 characters, has 70012",
+        ),
     ],
 )
 def test_what_is_half_said_or_said_twice_is_refused(asked: dict[str, Any], sentence: str) -> None:
@@ -108,6 +119,8 @@ def test_other_dialects_say_it_in_their_own_words() -> None:
         ({"type": "regex", "value": "a"}, Grammar("regex", "a", "grammar.value")),
     ):
         assert grammar_of(ValuedGrammar.read(given), "grammar") == wanted
+    with pytest.raises(BadRequest, match=r"^grammar\.value: must have at most 16384 characters, has 20000"):
+        grammar_of(ValuedGrammar.read({"type": "regex", "value": "a" * 20_000}), "grammar")
     for wrong in ({"type": "regex", "value": {}}, {"type": "json_schema", "value": {}}):
         with pytest.raises(BadRequest, match=r"^grammar\.value: must be "):
             grammar_of(ValuedGrammar.read(wrong), "grammar")

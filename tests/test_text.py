@@ -28,6 +28,7 @@ from service.transcript import (
     Piece,
     Stops,
     StopString,
+    SubmitCall,
     Tail,
     Transcript,
     Usage,
@@ -45,6 +46,15 @@ def talker(tiny_generator: Path) -> Model:
 @pytest.fixture(scope="module")
 def judge(tiny_classifier: Path) -> Model:
     return model(tiny_classifier, "judge", "classify", labels=("bad", "good"))
+
+
+def submitting(sources: list[Source]) -> SubmitCall:
+    """Whatever is submitted, these are its events."""
+
+    async def submit(_: Any) -> list[Source]:
+        return sources
+
+    return submit
 
 
 def prompts(model: Model, *given: Any, **asked: Any) -> list[Generate]:
@@ -341,7 +351,9 @@ def test_answers_written_token_by_token(talker: Model, text: str, stops: list[st
 
 def written(tokenizer: Tokenizer, stops: Sequence[str], request: Generate, script: Sequence[Any]) -> list[Piece]:
     async def collect() -> list[Piece]:
-        async with aclosing(continued(tokenizer, Stops(tuple(stops)), [request], lambda _: [Source(script)])) as items:
+        async with aclosing(
+            continued(tokenizer, Stops(tuple(stops)), [request], submitting([Source(script)]))
+        ) as items:
             return [piece async for _, piece in items]
 
     return asyncio.run(collect())
@@ -403,7 +415,7 @@ def generated(model: Model, stops: Sequence[str], *scripts: Sequence[Any]) -> tu
     async def collect() -> tuple[list[Piece], list[Source]]:
         sources = [Source(script) for script in scripts]
         requests = [Generate(f"id-{index}", (1, 2, 3), 99) for index in range(len(scripts))]
-        items = continued(model.tokenizer, Stops(tuple(stops)), requests, lambda _: sources)
+        items = continued(model.tokenizer, Stops(tuple(stops)), requests, submitting(sources))
         try:
             return await whole(len(scripts), items), sources
         except StepFailed:
@@ -443,7 +455,7 @@ def test_closing_the_answers_aborts_the_requests(talker: Model, count: int) -> N
     async def leave() -> list[Source]:
         sources = [Source([*spoken("a", talker.tokenizer), WAIT]) for _ in range(count)]
         requests = [Generate(f"id-{index}", (1,), 99) for index in range(count)]
-        items = continued(talker.tokenizer, Stops(), requests, lambda _: sources)
+        items = continued(talker.tokenizer, Stops(), requests, submitting(sources))
         await anext(items)
         await items.aclose()
         assert len(asyncio.all_tasks()) == 1, "nothing is left running"

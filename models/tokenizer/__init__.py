@@ -6,7 +6,8 @@ A text may spell a control token (`<|im_start|>`).  `encode` turns it into that 
 plain text it looks like.  A prompt that a chat template writes has both: what it is given is quoted (`quote`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -19,12 +20,13 @@ from models.tokenizer import folder, gguf, patterns
 from models.tokenizer.panics import TokenizerError, failed, followed, refused, unreadable
 from models.tokenizer.quoting import MARK, Quoting
 from models.tokenizer.spelling import Spelling, TokenStream
-from models.tokenizer.vocabulary import Vocabulary
+from models.tokenizer.vocabulary import Vocabulary, built
 
-__all__ = ["Encoding", "Text", "TokenStream", "Tokenizer", "TokenizerError", "well_formed"]
+__all__ = ["Encoding", "Text", "TokenStream", "Tokenizer", "TokenizerError", "check_well_formed", "well_formed"]
 
 Text = str | tuple[str, str]
 T = TypeVar("T")
+PROBES: tuple[Text, ...] = ("a", ("a", "b"), "A fox's 2nd  word\n", "\u65e5\u672c \u00e9\U0001f642", " ")
 MOST_IDS = 1 << 24  # of a vocabulary; the largest have a million
 
 
@@ -107,8 +109,7 @@ class Tokenizer:
     def from_folder(cls, path: Path) -> "Tokenizer":
         """The tokenizer of a checkpoint folder; CheckpointError names the file at fault."""
         file = path / "tokenizer.json"
-        at_fault = refused(str(file if file.is_file() else path))
-        return followed(lambda: cls(folder.read(path)), at_fault, at_fault)
+        return made(lambda: cls(folder.read(path)), str(file if file.is_file() else path))
 
     @classmethod
     def from_gguf(cls, fields: Mapping[str, Any]) -> "Tokenizer":
@@ -161,11 +162,25 @@ class Tokenizer:
             return encode(list(texts), add_special_tokens=special)
 
         try:
-            encoded = followed(run, failed, unreadable)
+            found = followed(run, failed, unreadable)
         except (TypeError, UnicodeError):
             check_well_formed(texts)
             raise
-        return [Encoding(each) for each in encoded]
+        return [Encoding(each) for each in found]
+
+    def check_even(self, encoding: Encoding, file: str = "") -> None:
+        """Raises CheckpointError if its lists are not of the same length, as a post_processor may say."""
+        lists: dict[str, Sequence[Any]] = {
+            "ids": encoding.ids,
+            "tokens": encoding.pieces,
+            "segments": encoding.segments,
+        }
+        lists |= {"offsets": encoding.offsets, "special": encoding.special}
+        if len({len(each) for each in lists.values()}) > 1:
+            counts = ", ".join(f"{len(each)} {name}" for name, each in lists.items())
+            raise CheckpointError(
+                f"post_processor: what it puts round a text has {counts}; as many of each belong", file=file
+            )
 
     def quote(self, text: str) -> str:
         """The text, marked so that nothing in it becomes a control token where `encode_quoted` reads it."""
@@ -228,6 +243,24 @@ class Tokenizer:
         literal = tokenizers.Tokenizer.from_str(self._backend.to_str())
         literal.encode_special_tokens = True
         return literal
+
+
+def made(make: Callable[[], Tokenizer], file: str) -> Tokenizer:
+    """A tokenizer that has been tried.  CheckpointError names the `file` where the library fails, or where the tokens
+    round a text are not described alike."""
+
+    def tried() -> Tokenizer:
+        tokenizer = make()
+        for probe in PROBES:
+            with suppress(EncodingError):  # it has no tokens for this text; requests are refused one by one
+                [encoding] = tokenizer.encode_batch([probe])
+                tokenizer.check_even(encoding, file)
+        return tokenizer
+
+    try:
+        return built(tried, file)
+    except TokenizerError as problem:
+        raise CheckpointError(str(problem), file=file) from None
 
 
 def check_well_formed(texts: Sequence[Text]) -> None:

@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer, processors
 from models import files
 from models.errors import CheckpointError, UnsupportedError
 from models.tokenizer import sentencepiece
+from models.tokenizer.merges import check_merges
 from models.tokenizer.vocabulary import (
     GPT2,
     QWEN2,
@@ -166,6 +167,7 @@ def _token(value: Any, file: str, *, special: bool = True) -> AddedToken:
 def _tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
     path = folder / "tokenizer.json"
     text = _utf8(path, lambda: files.json_text(path, files.VOCABULARY).decode())
+    check_merges(text, str(path))
     backend = built(lambda: Tokenizer.from_str(text), str(path))
     # A length to cut or pad to is a habit of whoever saved the file.  Here a text that is too long is an error that
     # gives both lengths, and nothing is padded.

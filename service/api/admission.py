@@ -57,6 +57,7 @@ class Ledger:
     def __init__(self, bounds: Bounds, whose: str, open_tokens: Callable[[], int], clock: Callable[[], float]) -> None:
         self.bounds, self.whose, self.open_tokens, self.clock = bounds, whose, open_tokens, clock
         self.in_flight = 0
+        self.reserved = 0  # tokens of calls that are being submitted
         self._left = 0  # requests, since the start
         self._taken = 0  # tokens, since the start
         self._marks = deque([self._mark()], maxlen=REMEMBERED + 1)
@@ -68,16 +69,21 @@ class Ledger:
                 f"{self.bounds.requests} requests{self.whose} are in flight, no more are taken until one is answered"
             )
             raise Overloaded(message, retry_after=self.wait())
-        if self.open_tokens() >= self.bounds.tokens:
+        if self.promised >= self.bounds.tokens:
             raise self._too_many_tokens(f"no more are taken until some of the {self.bounds.tokens} are answered")
 
     def check_tokens(self, tokens: int) -> None:
         """Raises Overloaded if there is no room for so many; with none in flight any number has room."""
-        if self.open_tokens() and self.open_tokens() + tokens > self.bounds.tokens:
+        if self.promised and self.promised + tokens > self.bounds.tokens:
             raise self._too_many_tokens(f"with {tokens} more they are over {self.bounds.tokens}")
 
     def take(self, tokens: int) -> None:
         self._taken += tokens
+
+    @property
+    def promised(self) -> int:
+        """Tokens in flight, and those that will be in a moment."""
+        return self.open_tokens() + self.reserved
 
     def enter(self) -> None:
         if self.in_flight == 0:
@@ -111,7 +117,7 @@ class Ledger:
         return Mark(self.clock(), self._left, self._taken - self.open_tokens())
 
     def _too_many_tokens(self, why: str) -> Overloaded:
-        message = f"{self.open_tokens()} tokens{self.whose} are in flight, {why}"
+        message = f"{self.promised} tokens{self.whose} are in flight, {why}"
         return Overloaded(message, retry_after=self.wait_for_tokens())
 
 
@@ -175,6 +181,28 @@ class Admission:
         """So many were submitted."""
         for ledger in self._ledgers(owner):
             ledger.take(tokens)
+
+    @contextmanager
+    def reserved(self, owner: str, tokens: int) -> Iterator[Callable[[int], None]]:
+        """Room for the tokens of a call while it is submitted: the function is told how many are.
+
+        Raises Overloaded as `check_tokens` does.
+        """
+        self.check_tokens(owner, tokens)
+        ledgers, left = self._ledgers(owner), tokens
+
+        def submitted(some: int) -> None:
+            nonlocal left
+            left -= some
+            for ledger in ledgers:
+                ledger.reserved -= some
+
+        submitted(-tokens)
+        left = tokens
+        try:
+            yield submitted
+        finally:
+            submitted(left)
 
     def wait(self) -> int:
         """Whole seconds in which the requests in flight now leave."""

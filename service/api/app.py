@@ -13,6 +13,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from models.tokenizer import TokenizerError
 from service.api import (
     admin,
     anthropic,
@@ -103,6 +104,10 @@ def install_handlers(app: FastAPI, refuse: Refuse) -> None:
         assert isinstance(error, PolyheadError)
         return refused(request, error)
 
+    async def failed(request: Request, error: Exception) -> Response:
+        """Of a tokenizer's library, on something that nobody foresaw."""
+        return refused(request, PolyheadError(str(error)))
+
     async def http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         response = refused(request, translated(request, error))
@@ -121,6 +126,7 @@ def install_handlers(app: FastAPI, refuse: Refuse) -> None:
         return response
 
     app.add_exception_handler(PolyheadError, polyhead)
+    app.add_exception_handler(TokenizerError, failed)
     app.add_exception_handler(HTTPException, http)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Exception, unforeseen)

@@ -7,10 +7,10 @@ request that its sender never hears of: so a key that comes twice and a number t
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 from starlette.requests import ClientDisconnect, Request
@@ -26,6 +26,7 @@ LONG = b"0" * 19  # digits: of an integer that may be outside, or behind a point
 SLICE = 1 << 16  # bytes looked at in one go: others get a turn after each
 CONTAINERS = (list, dict)
 Bytes = bytes | bytearray
+T = TypeVar("T")
 
 
 async def parsed(request: Request) -> Any:
@@ -46,7 +47,12 @@ async def received(request: Request) -> bytearray:
 
 async def value_of(body: Bytes) -> Any:
     """The JSON value in `body`.  Raises BadRequest."""
-    return read(body) if len(body) <= SLICE else await on_thread(partial(read, body))
+    return await sized(len(body), partial(read, body))
+
+
+async def sized(length: int, function: Callable[[], T]) -> T:
+    """What `function` makes of a body of so many bytes: of a long one on a thread, for it may have many values."""
+    return function() if length <= SLICE else await on_thread(function)
 
 
 def read(body: Bytes, what: str = "the body") -> Any:

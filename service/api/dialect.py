@@ -25,7 +25,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from service.api.body import parsed
+from service.api.body import read, received, sized
 from service.api.served import Permitted
 from service.api.visit import LONGEST, SHORTEST, Visit
 from service.errors import BadRequest, EmptyInput, PolyheadError
@@ -35,7 +35,7 @@ from service.request import Request as Asked
 from service.request import Terms
 from service.settings import Settings
 from service.text import Text
-from service.transcript import EventSource, Submit
+from service.transcript import EventSource, Submit, SubmitCall
 
 Neutral = Mapping[str, tuple[Any, ...]]  # the values of fields at which they ask for nothing
 LONGEST_QUOTE = 60  # characters of an offending value that a message repeats
@@ -76,6 +76,8 @@ class Server(Protocol):
 
     def submit(self, visit: Visit, model: Model, requests: Sequence[Asked]) -> Sequence[EventSource]: ...
 
+    async def submit_call(self, visit: Visit, model: Model, requests: Sequence[Asked]) -> Sequence[EventSource]: ...
+
     async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]: ...
 
 
@@ -104,6 +106,11 @@ def about(request: Request, model: Model) -> Model:
 def submitter(request: Request, model: Model) -> Submit:
     """The one way from a dialect to the engine."""
     return partial(server(request).submit, visit(request), model)
+
+
+def call_submitter(request: Request, model: Model) -> SubmitCall:
+    """The same way for calls of very many requests."""
+    return partial(server(request).submit_call, visit(request), model)
 
 
 class Wire(BaseModel):
@@ -151,7 +158,8 @@ def spellings(kind: type[Wire]) -> frozenset[str]:
 
 async def body(request: Request, kind: type[W]) -> W:
     """The request's JSON body as a `kind`; whatever is wrong with it is a BadRequest."""
-    return kind.read(await parsed(request))
+    content = await received(request)
+    return await sized(len(content), lambda: kind.read(read(content)))
 
 
 def takes(*kinds: type[Wire]) -> dict[str, Any]:
@@ -230,6 +238,17 @@ def at_most(items: int) -> BeforeValidator:
         return value
 
     return BeforeValidator(check)
+
+
+def no_longer(most: int) -> AfterValidator:
+    """Texts of so many characters."""
+
+    def check(value: str) -> str:
+        if len(value) > most:
+            raise PydanticCustomError("longer", "is too long", {"most": most, "length": len(value)})
+        return value
+
+    return AfterValidator(check)
 
 
 def flat_or_short(value: Any) -> Any:
@@ -311,6 +330,7 @@ RIGHT = {
     "string_too_long": "must have at most {max_length} characters",
     "too_short": "must have at least {min_length} item(s)",
     "too_long": "must have at most {max_length} items",
+    "longer": "must have at most {most} characters, has {length}",
     "bounds": "must be between {low} and {high}",
     "described": "must be {sentence}",
 }

@@ -10,20 +10,22 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import Field
 
-from service.api.dialect import Neutral, Wire, Work, at_most, described
+from service.api.dialect import Neutral, Wire, Work, at_most, described, no_longer
 from service.errors import BadRequest
-from service.grammar import Grammar
+from service.grammar import LONGEST_REGEX, LONGEST_SOURCE, Grammar
 
-LONGEST = 1 << 18  # characters of a regular expression or grammar, or a schema as text
 MOST_CHOICES, LONGEST_CHOICE = 10_000, 4096
 
-Source = Annotated[str, Field(min_length=1, max_length=LONGEST)]
+Regex = Annotated[str, Field(min_length=1), no_longer(LONGEST_REGEX)]
+Source = Annotated[str, Field(min_length=1), no_longer(LONGEST_SOURCE)]
 Choices = Annotated[
     list[Annotated[str, Field(min_length=1, max_length=LONGEST_CHOICE)]],
     Field(min_length=1, fail_fast=True),
     at_most(MOST_CHOICES),
 ]
-Schema = Annotated[dict[str, Any] | Source, described("a JSON schema: an object, or its text")]
+Schema = Annotated[
+    dict[str, Any] | Annotated[str, Field(min_length=1)], described("a JSON schema: an object, or its text")
+]
 Type = Literal["text", "json_object", "json_schema"]
 
 
@@ -65,7 +67,7 @@ class StructuredOutputs(Wire):
     }
 
     body: Annotated[Schema, Field(alias="json")] = ""
-    regex: Source = ""
+    regex: Regex = ""
     choice: Choices = Field(default_factory=list)
     grammar: Source = ""
     json_object: bool = False
@@ -84,7 +86,7 @@ class Formed(Work):
     response_format: ResponseFormat = ResponseFormat(type="text")
     structured_outputs: StructuredOutputs = StructuredOutputs()
     guided_json: Schema = ""
-    guided_regex: Source = ""
+    guided_regex: Regex = ""
     guided_choice: Choices = Field(default_factory=list)
     guided_grammar: Source = ""
 
@@ -143,6 +145,7 @@ def structured(asked: StructuredOutputs, field: str) -> Grammar | None:
 def valued(asked: ValuedGrammar, place: str) -> Grammar:
     match asked.type, asked.value:
         case "regex", str(expression):
+            check_longest(expression, place, LONGEST_REGEX)
             return Grammar("regex", expression, place)
         case "regex", _:
             raise BadRequest(f'{place}: must be a string where the type is "regex"', param=place)
@@ -167,13 +170,20 @@ def schema(body: dict[str, Any] | str, field: str) -> Grammar:
         source = body if isinstance(body, str) else orjson.dumps(body).decode()
     except orjson.JSONEncodeError:  # it reads deeper than it writes
         raise BadRequest(f"{field}: is nested too deeply", param=field) from None
-    if len(source) > LONGEST:
-        raise BadRequest(f"{field}: has {len(source)} characters, at most {LONGEST} are read", param=field)
+    check_longest(source, field)
     return Grammar("schema", source, field)
 
 
 def choice(texts: Sequence[str], field: str) -> Grammar:
-    return Grammar("choice", orjson.dumps(list(texts)).decode(), field)
+    source = orjson.dumps(list(texts)).decode()
+    check_longest(source, field)
+    return Grammar("choice", source, field)
+
+
+def check_longest(source: str, field: str, longest: int = LONGEST_SOURCE) -> None:
+    """What is longer is refused before anything is compiled: that takes time, and each answer's steps do."""
+    if len(source) > longest:
+        raise BadRequest(f"{field}: must have at most {longest} characters, has {len(source)}", param=field)
 
 
 def only(asked: Sequence[Grammar]) -> Grammar | None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fastapi import Request
 
-from service.api.dialect import Work, server, submitter, terms, visit
+from service.api.dialect import Work, call_submitter, server, terms, visit
 from service.api.served import Served
 from service.conversation import Utterances, conversed
 from service.errors import BadRequest, NotFound
@@ -64,7 +64,7 @@ def apart(request: Request, asked: Continuation) -> Continuation:
 
 def answers(request: Request, model: Model, asked: Continuation, requests: Sequence[Generate]) -> Answers:
     stops = Stops(asked.stops, asked.stop_tokens, asked.keep_stop)
-    every = continued(model.tokenizer, stops, requests, submitter(request, model))
+    every = continued(model.tokenizer, stops, requests, call_submitter(request, model))
     return best(every, asked) if asked.tries > asked.count else every
 
 

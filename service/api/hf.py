@@ -21,11 +21,11 @@ from service.answers import Reply, Scores
 from service.api import generating
 from service.api import hf_wire as asked
 from service.api import hf_write as said
-from service.api.body import parsed
+from service.api.body import received, sized, value_of
 from service.api.dialect import Dialect, about, permitted, server, takes
 from service.api.explaining import Question, check_on, explained
 from service.api.generation_write import chunks, write_error
-from service.api.reading import Replies, Writing, all_of, kinded, read, written
+from service.api.reading import Replies, Writing, all_of, kinded, read, spelled, written
 from service.api.stream import EventStream, JsonResponse, answer, events
 from service.api.tasks import GENERATION, HEADS, WRITTEN, ZERO_SHOT, tasks_of
 from service.errors import BadRequest, NotFound, PolyheadError, TooMany, WrongTask
@@ -158,7 +158,8 @@ TAKES = takes(*(pipeline.wire for pipeline in PIPELINES.values()), asked.Generat
 @router.post("/pipeline/{task}", openapi_extra=TAKES, summary="A task, of the only model that has it.")
 @router.post("/", openapi_extra=TAKES, summary="The task of the only model.")
 async def infer(request: Request) -> Response:
-    value = await parsed(request)
+    content = await received(request)
+    value = await value_of(content)
     task = request.path_params.get("task", "")
     check_task(task)
 
@@ -166,7 +167,7 @@ async def infer(request: Request) -> Response:
         model = named(request, task)
         mine = task or meant(value, model)
         check_has(model, mine)
-        wire = wire_of(value, model, mine)
+        wire = await sized(len(content), lambda: wire_of(value, model, mine))
         if mine == GENERATION:
             return await generated(request, wire, model)
         if mine in WRITTEN:
@@ -219,14 +220,16 @@ async def generated(request: Request, wire: asked.GenerateCall, model: Model) ->
     if isinstance(wire.inputs, str) and wire.stream:
         parts = chunks(wire.parameters, model, wire.inputs, answers, continuation.longest)
         return await EventStream.open(events(parts, write_error))
-    return JsonResponse(said.write_generate(wire, model, await whole(count, answers)))
+    found = await whole(count, answers)
+    return await spelled(count, lambda: said.write_generate(wire, model, found))
 
 
 async def rewritten(request: Request, wire: asked.WriteCall, model: Model, field: str) -> Response:
     assert model.customs is not None
     call = f"write-{uuid.uuid4().hex}"
     count, answers = await generating.begun(request, wire, model, asked.read_write(wire, model.customs), call)
-    return JsonResponse(said.write_text(wire, field, await whole(count, answers)))
+    found = await whole(count, answers)
+    return await spelled(count, lambda: said.write_text(wire, field, found))
 
 
 DIALECT = Dialect(

@@ -16,7 +16,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.api import generating, health
-from service.api.body import received, value_of
+from service.api.body import received, sized, value_of
 from service.api.dialect import Dialect, about, body, permitted, server, takes
 from service.api.generating import Answers
 from service.api.oip_tensors import HEADER, Body, split
@@ -88,7 +88,7 @@ async def infer(request: Request) -> Response:
 
     async def work() -> Response:
         model = about(request, named(request))
-        wire = TAKES[model.task].wire.read(value)
+        wire = await sized(len(text), lambda: TAKES[model.task].wire.read(value))
         check_outputs(wire, model)
         replies = await replied(request, wire, model, rest)
         if len(replies) < MANY:

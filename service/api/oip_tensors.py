@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import orjson
 
 from service.api.dialect import quoted
+from service.api.stream import dumps_sliced
 from service.errors import BadRequest
 
 HEADER = "Inference-Header-Content-Length"  # how many bytes of a body are JSON; the rest are tensors
@@ -153,7 +153,7 @@ def written(envelope: dict[str, Any], tensors: Sequence[Tensor], binary: frozens
     """A response with `tensors`, those named `binary` after the JSON."""
     raws = {tensor.name: tensor.raw for tensor in tensors if tensor.name in binary}
     outputs = [output(tensor, raws) for tensor in tensors]
-    text = orjson.dumps({**envelope, "outputs": outputs})
+    text = dumps_sliced({**envelope, "outputs": outputs})
     return Body(b"".join((text, *raws.values())), len(text), bool(raws))
 
 

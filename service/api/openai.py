@@ -60,18 +60,22 @@ async def complete(request: Request, wire: CompletionRequest) -> Response:
     asked, why = read_completion(wire), wire.why()
     if why is not None:
         check_on(request)
-    spelled = await echoes(request, wire) if wire.echo else ()
-    call = replace(called("cmpl", wire), echoes=spelled, logprobs=wire.logprobs >= 0)
+    echoed = await echoes(request, wire) if wire.echo else ()
+    call = replace(called("cmpl", wire), echoes=echoed, logprobs=wire.logprobs >= 0)
     count, answers = await begun(request, wire, call, asked)
     if wire.stream:
         return await EventStream.open(events(completion_chunks(call, answers), write_error, DONE))
     pieces = await whole(count, answers)
-    told = write_completion(call, pieces if call.logprobs else [replace(piece, drawn=()) for piece in pieces])
+
+    def told() -> dict[str, Any]:
+        return write_completion(call, pieces if call.logprobs else [replace(piece, drawn=()) for piece in pieces])
+
     if why is not None:
         model, tokens = permitted(request).resolve(call.model, ["generate"]), [drawn.id for drawn in pieces[0].drawn]
         asked_why = Question(request, wire, model, why)
-        told["explanation"] = await explained_writing(asked_why, several(wire.prompt)[0], tokens)
-    return JsonResponse(told)
+        explanation = await explained_writing(asked_why, several(wire.prompt)[0], tokens)
+        return JsonResponse(told() | {"explanation": explanation})
+    return await spelled(len(pieces), told)
 
 
 async def echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:

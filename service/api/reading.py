@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from service.answers import Reply, Scores, replies
 from service.api.dialect import Work, server, submitter, terms, visit
-from service.api.stream import JsonResponse, LineStream, events, line
+from service.api.stream import JsonResponse, LineStream, dumps_sliced, events, line
 from service.errors import PolyheadError
 from service.inputs import Reading
 from service.model import Model
@@ -83,7 +83,7 @@ async def spelled(count: int, content: Callable[[], Any]) -> Response:
     """As JSON; the vectors of many texts are millions of numbers, and not written on the event loop."""
     if count < MANY:
         return JsonResponse(content())
-    return await on_thread(lambda: JsonResponse(content()))
+    return await on_thread(lambda: Response(dumps_sliced(content()), media_type=JsonResponse.media_type))
 
 
 def all_of(known: list[Reply | PolyheadError], writing: Writing) -> Any:

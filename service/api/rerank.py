@@ -28,8 +28,8 @@ from service.api.dialect import (
     permitted,
     takes,
 )
-from service.api.reading import every, read
-from service.api.stream import JsonResponse, answer
+from service.api.reading import every, read, spelled
+from service.api.stream import answer
 from service.errors import PolyheadError
 from service.inputs import Reading
 from service.model import Model
@@ -107,8 +107,12 @@ async def rerank(request: Request) -> Response:
 async def ranked(request: Request, wire: RerankRequest) -> Response:
     model = about(request, permitted(request).resolve(wire.model, TASKS))
     answers = await every(await read(request, wire, model, read_rerank(wire, model)), Scores)
-    values = [found.values[0] for found in answers] if model.task == "rank" else cosines(answers)
-    return JsonResponse(write_rerank(wire, values, sum(found.usage.prompt_tokens for found in answers)))
+
+    def told() -> dict[str, Any]:
+        values = [found.values[0] for found in answers] if model.task == "rank" else cosines(answers)
+        return write_rerank(wire, values, sum(found.usage.prompt_tokens for found in answers))
+
+    return await spelled(len(answers), told)
 
 
 DIALECT = Dialect(

@@ -4,8 +4,11 @@ Knows no torch: the registry and the engine are whatever answers these questions
 here, so that the last look at deadline and bounds, and the first count, have one place.
 """
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import methodcaller
 from typing import Protocol
 
 from service.api.admission import Admission, Load
@@ -18,8 +21,9 @@ from service.api.visit import Visit
 from service.change import Change
 from service.metrics import Metrics, Watched
 from service.model import Known, Model, State, concerning
-from service.request import Explain, Request
+from service.request import Explain, Generate, Request
 from service.settings import Settings
+from service.slices import SLICE, run_sliced
 from service.text import Text
 from service.transcript import EventSource
 
@@ -77,13 +81,38 @@ class Server:
     traces: Traces = UNTRACED
 
     def submit(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
-        """All of one call, or none.  Raises Expired or Overloaded, and what the engine raises."""
-        tokens = sum(request.prompt_tokens for request in requests)
+        """All of `requests`, or none.  Raises Expired or Overloaded, and what the engine raises."""
         with concerning(model):
             visit.hurry()
-            self.admission.check_tokens(visit.owner, tokens)
+            self.admission.check_tokens(visit.owner, tokens_of(requests))
+        return self._submit(visit, model, requests)
+
+    async def submit_call(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
+        """The same of a call with any number of them, a slice in one turn of the event loop.
+
+        There is room for all of them before the first is submitted.  Where a later one cannot be, or the deadline
+        passes or the client leaves meanwhile, those before it are aborted.
+        """
+        if len(requests) <= SLICE:
+            return self.submit(visit, model, requests)
+        sources, whole = list[EventSource](), False
+        try:
+            with concerning(model), self.admission.reserved(visit.owner, tokens_of(requests)) as submitted:
+                for some in slices_of(requests):
+                    visit.hurry()
+                    sources += self._submit(visit, model, some)
+                    submitted(tokens_of(some))
+                    await asyncio.sleep(0)
+            whole = True
+        finally:
+            if not whole:  # cancelled, perhaps: nobody else has the sources, to close them
+                run_sliced(methodcaller("close"), sources)
+        return sources
+
+    def _submit(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
+        with concerning(model):
             sources = self.registry.submit(model, requests)
-        self.admission.take(visit.owner, tokens)
+        self.admission.take(visit.owner, tokens_of(requests))
         self.quotas.submitted(visit.owner, requests)
         explains = any(isinstance(request, Explain) for request in requests)
         self.metrics.received(model.name, "explain" if explains else model.task, len(requests))
@@ -136,3 +165,24 @@ class Server:
             elif name in failing:
                 reasons.append(f"{name} cannot compute any more")
         return reasons
+
+
+def tokens_of(requests: Sequence[Request]) -> int:
+    return sum(request.prompt_tokens for request in requests)
+
+
+def slices_of(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
+    """`requests` in slices of SLICE, or of a few more: those of one group are submitted together."""
+    some = list[Request]()
+    for _, together in groupby(requests, group_of):
+        some += together
+        if len(some) >= SLICE:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
+def group_of(request: Request) -> str:
+    """Its group, or itself."""
+    return (request.group if isinstance(request, Generate) else "") or request.id

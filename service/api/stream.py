@@ -19,9 +19,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.errors import ClientGone, PolyheadError
+from service.outcome import crash
+from service.slices import sliced
 
 NUMBERS = orjson.OPT_SERIALIZE_NUMPY
 SILENCE_S = 10
+MOST_NUMBERS, MOST_OBJECTS = 1 << 12, 16  # that are written as JSON in one go, beside other threads
 
 
 def float32(values: Sequence[float] | memoryview) -> NDArray[np.float32]:
@@ -38,6 +41,22 @@ class JsonResponse(Response):
         return orjson.dumps(content, option=NUMBERS)
 
 
+def dumps_sliced(content: Any) -> bytes:
+    """The same JSON, made a part at a time: no other thread runs while orjson makes one."""
+    match content:
+        case dict():
+            return b"{%s}" % b",".join(orjson.dumps(key) + b":" + dumps_sliced(value) for key, value in content.items())
+        case np.ndarray(ndim=2) if content.size > MOST_NUMBERS:
+            return dumps_sliced(list(content))
+        case [list() | np.ndarray(), *_]:
+            return b"[%s]" % b",".join(map(dumps_sliced, content))
+        case [first, *_]:
+            some = sliced(content, MOST_OBJECTS if isinstance(first, dict) else MOST_NUMBERS)
+            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMBERS)[1:-1] for each in some)
+        case _:
+            return orjson.dumps(content, option=NUMBERS)
+
+
 async def answer(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
     """What `work` returns, unless the client goes first: then `work` is cancelled, and ClientGone raised.
 
@@ -49,6 +68,9 @@ async def answer(request: Request, work: Coroutine[Any, Any, Response]) -> Respo
         await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientGone("the client has left")
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise crash(error)
         return task.result()
     finally:
         await stopped(task, gone)

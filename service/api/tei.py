@@ -12,10 +12,10 @@ from starlette.responses import Response
 
 from service.answers import Scores
 from service.api import tokens
-from service.api.body import parsed
+from service.api.body import received, sized, value_of
 from service.api.dialect import Dialect, Wire, about, body, permitted, server, takes, visit
-from service.api.reading import every, read, written
-from service.api.stream import JsonResponse, answer
+from service.api.reading import every, read, spelled, written
+from service.api.stream import JsonResponse, answer, dumps_sliced
 from service.api.tei_wire import (
     DecodeRequest,
     EmbedAllRequest,
@@ -111,14 +111,18 @@ async def rerank(request: Request, wire: RerankRequest) -> Response:
     model = named(request, ranking(request))
     asked = read_rerank(wire) if model.task == "rank" else read_query(wire)
     answers = await every(await read(request, wire, model, asked), Scores)
-    ranks = [answer.values[0] for answer in answers] if model.task == "rank" else cosines(answers)
-    return JsonResponse(write_rerank(wire, ranks))
+
+    def told() -> Any:
+        ranks = [answer.values[0] for answer in answers] if model.task == "rank" else cosines(answers)
+        return write_rerank(wire, ranks)
+
+    return await spelled(len(answers), told)
 
 
 @posted("/similarity", SimilarityRequest, "How alike a text and others are: the cosine of their vectors.")
 async def similarity(request: Request, wire: SimilarityRequest) -> Response:
     answers = await every(await read(request, wire, named(request, EMBEDDERS), read_similarity(wire)), Scores)
-    return JsonResponse(cosines(answers))
+    return await spelled(len(answers), lambda: cosines(answers))
 
 
 TOKENIZE = takes(TokenizeRequest, *tokens.KINDS)
@@ -127,11 +131,13 @@ TOKENIZE = takes(TokenizeRequest, *tokens.KINDS)
 @router.post("/tokenize", openapi_extra=TOKENIZE, summary="Texts as tokens: `inputs`, or a `prompt` or `messages`.")
 @router.post("/models/{name:path}/tokenize", openapi_extra=TOKENIZE, summary="The same of one model.")
 async def tokenize(request: Request) -> Response:
-    value = await parsed(request)
+    content = await received(request)
+    value = await value_of(content)
     prompt = tokens.read(value)
     if prompt is not None:
         return await answer(request, tokens.tokenized(request, prompt))
-    return await answer(request, tokenized(request, TokenizeRequest.read(value)))
+    wire = await sized(len(content), lambda: TokenizeRequest.read(value))
+    return await answer(request, tokenized(request, wire))
 
 
 async def tokenized(request: Request, wire: TokenizeRequest) -> Response:
@@ -141,7 +147,9 @@ async def tokenized(request: Request, wire: TokenizeRequest) -> Response:
     with visit(request).tokenising():
         encodings = await server(request).text.tokens(model, texts, special=special, deadline=deadline)
     # a long text has as many entries as tokens: not on the event loop
-    return await on_thread(lambda: JsonResponse(write_tokenize(texts, encodings)))
+    return await on_thread(
+        lambda: Response(dumps_sliced(write_tokenize(texts, encodings)), media_type=JsonResponse.media_type)
+    )
 
 
 @posted("/decode", DecodeRequest, "Tokens as texts.")
@@ -150,7 +158,8 @@ async def decode(request: Request, wire: DecodeRequest) -> Response:
     texts = server(request).text.decoded(
         model, wire.rows, plain=wire.skip_special_tokens, deadline=visit(request).deadline
     )
-    return JsonResponse(await texts)
+    found = await texts
+    return await spelled(len(found), lambda: found)
 
 
 @router.get("/info", summary="What the model is, and the limits of the server.")

@@ -87,10 +87,11 @@ def write_tokenize(texts: Sequence[str], encodings: Sequence[Encoding]) -> list[
 
 def tokens(text: str, encoding: Encoding) -> list[dict[str, Any]]:
     borders = [0, *accumulate(len(char.encode()) for char in text)]  # characters to bytes
-    written = []
+    last, written = len(text), []
     for id, piece, special, (start, stop) in zip(
         encoding.ids, encoding.pieces, encoding.special, encoding.offsets, strict=True
     ):
+        start, stop = min(start, last), min(stop, last)  # a suffix of the vocabulary's own is no part of the text
         place = {"start": None, "stop": None} if special else {"start": borders[start], "stop": borders[stop]}
         written.append({"id": id, "text": piece if special else text[start:stop], "special": special, **place})
     return written

@@ -20,16 +20,18 @@ import torch
 from service.engine.pace import Pace
 from service.engine.stream import Lead, Link, Stream
 from service.engine.turns import Turns
-from service.engine.worker import Answer, Counts, Ended, Observer, Step, Worker
+from service.engine.worker import Answer, Counts, Ended, Observer, Step, Worker, not_begun
 from service.errors import PolyheadError, Stopped, Unavailable
 from service.outcome import Failure, attempt, on_thread, result, settle
 from service.request import Duty, Failed, Request
+from service.slices import SLICE, spaced
 
 __all__ = ["Engine", "Stream"]
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 JOIN_S = 30.0  # how long a last step may take after the draining
+SENT = 2 * SLICE  # functions of the inbox that are run between two steps, and as many streams accepted
 PROOF_S = 5.0  # how often an idle model that fails is asked whether it still does
 
 
@@ -43,7 +45,7 @@ class Engine:
         self.steps = 0
         self._observer, self._threads = observer, threads
         self._thread = threading.Thread(target=self._run, name=f"engine-{name}", daemon=True)
-        self._inbox: deque[Callable[[], None]] = deque()  # both threads
+        self._inbox: deque[tuple[Callable[[], None], int]] = deque()  # with how much work each is; both threads
         self._wake, self._lead = threading.Event(), Lead()  # both threads
         self._progress = perf_counter()  # both threads: the last sign of life while there is work
         self._stopping = False  # loop thread writes
@@ -155,8 +157,9 @@ class Engine:
         """Let go of an adapter: it takes nothing new, and what it has may end in `drain_s` seconds; the rest fails."""
         link = self._links[worker].pop(adapter)
         await self._until_quiet(link, drain_s)
-        for stream in [stream for stream in self._streams if stream.link is link]:
-            stream.abort(Stopped(f"model {link.model!r} was unloaded", retry_after=1))
+        unloaded = Stopped(f"model {link.model!r} was unloaded", retry_after=1)
+        async for stream in spaced([stream for stream in self._streams if stream.link is link]):
+            stream.abort(unloaded)
         await self.call(partial(worker.detach, adapter))
         del self._running[link]
 
@@ -165,13 +168,14 @@ class Engine:
         links = self._links.pop(worker)
         await self._until_quiet(worker, drain_s)
         unloaded = Stopped(f"model {worker.model!r} was unloaded", retry_after=1)
-        self._fail([stream for stream, its in self._streams.items() if its is worker], unloaded)
+        async for stream in spaced([stream for stream, its in self._streams.items() if its is worker]):
+            stream.receive(Failed(unloaded))
         await self.call(partial(self._drop, worker))
         for link in links.values():
             del self._running[link]
 
     def submit(self, worker: Worker, requests: Sequence[Request]) -> list[Stream]:
-        """All or, with BadRequest, none of the requests of one call.  From the event loop thread."""
+        """All or, with BadRequest, none of `requests`.  From the event loop thread; of very many a slice at a time."""
         self._refuse()
         links = self._links.get(worker, {})
         for request in requests:
@@ -186,7 +190,7 @@ class Engine:
             self._tokens[stream.request.terms.owner] += stream.request.prompt_tokens
             stream.start()
         if streams:
-            self._send(partial(self._accept, worker, streams))
+            self._send(partial(self._accept, worker, streams), len(streams))
         return streams
 
     async def close(self, drain_s: float) -> None:
@@ -208,8 +212,8 @@ class Engine:
         if self._gone:
             raise Unavailable(self._over)
 
-    def _send(self, function: Callable[[], None]) -> None:
-        self._inbox.append(function)
+    def _send(self, function: Callable[[], None], work: int = 1) -> None:
+        self._inbox.append((function, work))
         self._wake.set()
 
     def _ended(self, stream: Stream, ended: Ended) -> None:
@@ -254,12 +258,9 @@ class Engine:
             self._running[link] = 0
         self._observer.rested(worker.model, worker.task)
 
-    def _fail(self, streams: list[Stream], error: PolyheadError) -> None:
-        for stream in streams:
-            stream.receive(Failed(error))
-
     def _fail_all(self, error: PolyheadError) -> None:
-        self._fail(list(self._streams), error)
+        for stream in list(self._streams):
+            stream.receive(Failed(error))
         for future in list(self._calls):
             settle(future, Failure(error))
 
@@ -283,7 +284,7 @@ class Engine:
             while not (self._stopping or self._lost):
                 self._wake.clear()  # before looking: what comes after is not slept through
                 self._read()
-                if not self._turn():
+                if not self._turn() and not self._inbox:
                     self._rest()
         finally:
             self._post(self._bury)
@@ -298,8 +299,12 @@ class Engine:
             self._prove(worker)
 
     def _read(self) -> None:
-        while self._inbox and not (self._stopping or self._lost):
-            outcome = attempt(self._inbox.popleft())
+        """Run what was sent, in order; of very much the rest after the next step, so that no step waits for long."""
+        done = 0
+        while self._inbox and done < SENT and not (self._stopping or self._lost):
+            function, work = self._inbox.popleft()
+            done += work
+            outcome = attempt(function)
             if isinstance(outcome, Failure):
                 log.error("what was sent to the engine failed", exc_info=outcome.error)
             self._progress = perf_counter()
@@ -376,8 +381,10 @@ class Engine:
     def _accept(self, worker: Worker, streams: list[Stream]) -> None:
         self._stir(worker)
         for stream in streams:
-            if stream.open:  # else its client has left already
-                worker.submit(stream)
+            taken = attempt(partial(worker.submit, stream)) if stream.open else None  # else its client has left
+            if isinstance(taken, Failure):
+                log.error("model %r cannot take a request", worker.model, exc_info=taken.error)
+                self._post(partial(stream.abort, not_begun(taken.error)))
 
     def _drop(self, worker: Worker) -> None:
         self._turns.remove(worker)

@@ -9,9 +9,11 @@ one turn.
 import math
 from collections import OrderedDict
 from collections.abc import Iterator
+from itertools import islice
 from typing import Generic, TypeVar
 
 from service.engine.turns import Turns
+from service.slices import SLICE
 
 T = TypeVar("T")
 Line = tuple[int, str]  # priority and owner
@@ -85,8 +87,8 @@ class Deadlines(Generic[T]):
         self._until.pop(entry, None)
 
     def passed(self, now: float) -> list[T]:
-        """Those whose time is over.  They stay until they are removed."""
+        """Those whose time is over, SLICE of them at most.  They stay until they are removed."""
         if now < self._soonest:
             return []
         self._soonest = min(self._until.values(), default=math.inf)
-        return [entry for entry, until in self._until.items() if until <= now]
+        return list(islice((entry for entry, until in self._until.items() if until <= now), SLICE))

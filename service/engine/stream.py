@@ -10,12 +10,14 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import Semaphore
 from time import perf_counter
 
 from service.engine.worker import Course, Ended, Finish, Outcome, too_late
 from service.errors import Expired, PolyheadError
 from service.request import Done, Duty, Event, Failed, Request, Token
+from service.slices import SLICE
 
 MOST_UNREAD = 256  # events that may wait for their reader before no more of them are made
 AHEAD = 2  # steps that nobody has heard of: one is told of while another is computed
@@ -39,6 +41,44 @@ class Lead:
         self._left.release()
 
 
+class Alarms:
+    """Ends streams at their deadlines, whatever the engine is doing: their clients hear of it in time.
+
+    All requests of one call have the same deadline, so there is one timer a deadline, and at most SLICE streams are
+    ended in one turn of the event loop.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[float, dict[Stream, None]] = {}  # by their deadline
+        self._timers: dict[float, asyncio.Handle] = {}
+
+    def __len__(self) -> int:
+        """Deadlines that are watched."""
+        return len(self._timers)
+
+    def add(self, stream: "Stream") -> None:
+        deadline = stream.request.terms.deadline
+        if deadline == math.inf or not stream.open:
+            return
+        self._streams.setdefault(deadline, {})[stream] = None
+        if deadline not in self._timers:
+            left = deadline - stream.submitted
+            self._timers[deadline] = asyncio.get_running_loop().call_later(left, self._ring, deadline)
+
+    def remove(self, stream: "Stream") -> None:
+        deadline = stream.request.terms.deadline
+        streams = self._streams.get(deadline, {})
+        if streams.pop(stream, True) is None and not streams:
+            del self._streams[deadline]
+            self._timers.pop(deadline).cancel()
+
+    def _ring(self, deadline: float) -> None:
+        """Ending a stream removes it."""
+        self._timers[deadline] = asyncio.get_running_loop().call_soon(self._ring, deadline)
+        for stream in list(islice(self._streams[deadline], SLICE)):
+            stream.abort(too_late(stream, perf_counter()))
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Link:
     """What all streams of one worker share: where they came from, and whom to tell."""
@@ -49,6 +89,7 @@ class Link:
     abort: Callable[["Stream"], None]  # an end before the answer's: what the request holds is to be freed
     hold: Callable[["Stream"], None]  # its reader is behind: what would come next can wait
     resume: Callable[["Stream"], None]  # and has caught up
+    alarms: Alarms = field(default_factory=Alarms)
 
 
 @dataclass(eq=False, slots=True)
@@ -63,7 +104,6 @@ class Stream:
     held: bool = False
     _events: deque[Event] = field(default_factory=deque)
     _waiter: asyncio.Future[None] | None = None
-    _timer: asyncio.TimerHandle | None = None  # of its deadline
 
     @property
     def submitted(self) -> float:
@@ -85,10 +125,8 @@ class Stream:
         return event
 
     def start(self) -> None:
-        """Watch the deadline: its client is told in time, whatever the engine is doing."""
-        left = self.request.terms.deadline - self.submitted
-        if left < math.inf:
-            self._timer = asyncio.get_running_loop().call_later(left, self._expire)
+        """Watch the deadline."""
+        self.link.alarms.add(self)
 
     def close(self, *, answered: bool = False) -> None:
         """Want no more: the request is aborted, queued or running, and what it holds is freed.
@@ -101,8 +139,10 @@ class Stream:
         self._events.clear()
         if answered:
             self._end("done", self.tokens, finish="stop")
-        else:
+        elif perf_counter() < self.request.terms.deadline:
             self._end("aborted", self.tokens)
+        else:  # another of its call was ended first
+            self._end("expired", self.tokens, Expired.code)
         self.link.abort(self)
 
     def receive(self, event: Event) -> None:
@@ -127,9 +167,6 @@ class Stream:
             case _:
                 pass  # what was encoded comes with its Done
 
-    def _expire(self) -> None:
-        self.abort(too_late(self, perf_counter()))
-
     def abort(self, error: PolyheadError) -> None:
         """End it from this side, with an error."""
         self.receive(Failed(error))
@@ -137,8 +174,7 @@ class Stream:
 
     def _end(self, outcome: Outcome, tokens: int, reason: str = "", finish: Finish = "") -> None:
         self.open = False
-        if self._timer is not None:
-            self._timer.cancel()
+        self.link.alarms.remove(self)
         self._wake()
         course, asked = self.course, self.request
         course.ended, course.outcome, course.reason = perf_counter(), outcome, reason

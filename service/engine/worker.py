@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, Protocol
 
-from service.errors import Expired
+from service.errors import Expired, PolyheadError, StepFailed
 from service.request import UNCONDITIONAL, Duty, Event, Request, Terms
 
 Outcome = Literal["done", "failed", "aborted", "expired"]
@@ -140,6 +140,11 @@ def too_late(ticket: Ticket, now: float) -> Expired:
     return Expired(f"the deadline has passed: {now - ticket.submitted:.1f} s after the request was submitted")
 
 
+def not_begun(error: Exception) -> PolyheadError:
+    """What a request is told that a worker could not take."""
+    return error if isinstance(error, PolyheadError) else StepFailed("the request could not be begun")
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a step leaves: events in order, and the report."""
@@ -182,7 +187,9 @@ class Worker(Protocol):
     def resume(self, ticket: Ticket) -> None: ...
 
     def expire(self, now: float) -> list[Answer]:
-        """End those whose deadline is not after `now` (`time.perf_counter`).  They take part in no further step."""
+        """End those whose deadline is not after `now` (`time.perf_counter`), SLICE of them at most.
+
+        They take part in no further step."""
 
     def step(self) -> Step: ...
 

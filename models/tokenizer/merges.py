@@ -1,0 +1,40 @@
+"""What of a tokenizer.json the tokenizers library does not check before it relies on it.
+
+A merge of pieces whose second does not begin with `continuing_subword_prefix` makes it cut a character in half; the
+message about that is no text, and the library ends the process.  A long prefix or suffix stands at every character of
+a text: a short text becomes millions of tokens.
+"""
+
+import json
+import re
+from typing import Any
+
+from models.errors import CheckpointError
+
+LONGEST_AFFIX = 16  # characters
+AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")
+NONE = re.compile(r'"(continuing_subword_prefix|end_of_word_suffix)"\s*:\s*(null|"")')
+NAMED = re.compile("|".join(AFFIXES))
+SPELLED = re.compile(r"\\u00[4-7]")  # a letter, or a dash between words, that may hide a name
+
+
+def check_merges(text: str, file: str) -> None:
+    """Raises CheckpointError for a tokenizer.json whose model cannot be made without harm."""
+    if len(NAMED.findall(text)) == len(NONE.findall(text)) and not SPELLED.search(text):
+        return  # it has no prefix and no suffix, as most
+    try:
+        model = json.loads(text)["model"]
+        found: dict[str, Any] = {name: model.get(name) for name in (*AFFIXES, "merges")}
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError):
+        return  # which the library says better
+    for name in AFFIXES:
+        if isinstance(found[name], str) and len(found[name]) > LONGEST_AFFIX:
+            said = f"model.{name} has {len(found[name])} characters, at most {LONGEST_AFFIX} are read"
+            raise CheckpointError(said, file=file)
+    prefix, merges = found["continuing_subword_prefix"], found["merges"]
+    if isinstance(prefix, str) and isinstance(merges, list):
+        for index, merge in enumerate(merges):
+            second = merge.partition(" ")[2] if isinstance(merge, str) else merge[-1] if merge else ""
+            if not str(second).startswith(prefix):
+                said = f"model.merges[{index}] has {str(second)[:40]!r} where model.continuing_subword_prefix belongs"
+                raise CheckpointError(f"{said}, which is {prefix!r}", file=file)

@@ -1,0 +1,40 @@
+"""Long work on the event loop in slices: after each of them others get a turn."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
+
+T = TypeVar("T")
+SLICE = 128  # texts, prompts or answers that are handled in one turn of the event loop, or in one of the engine
+
+
+def sliced(items: Sequence[T], size: int = SLICE) -> Iterator[Sequence[T]]:
+    """`items` in slices of at most `size`."""
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
+
+
+async def spaced(items: Iterable[T], size: int = SLICE) -> AsyncIterator[T]:
+    """`items`; others get a turn after every `size` of them."""
+    for count, item in enumerate(items):
+        if count and not count % size:
+            await asyncio.sleep(0)
+        yield item
+
+
+def run_sliced(function: Callable[[T], object], items: Iterable[T], size: int = SLICE) -> None:
+    """Call `function` with each of `items`: with the first `size` at once, with the others in later turns of the loop.
+
+    Nothing is awaited, so nothing is left out when the caller is cancelled.
+    """
+    left = iter(items)
+
+    def turn() -> None:
+        some = list(islice(left, size))
+        for item in some:
+            function(item)
+        if len(some) == size:
+            asyncio.get_running_loop().call_soon(turn)
+
+    turn()
