@@ -28,6 +28,7 @@ from service.api.admission import Admission, Bounds
 from service.api.alike import write_error
 from service.api.connection import Connection, Edge
 from service.api.quota import Quotas
+from service.api.receiving import WHOLE, Receiving
 from service.api.record import Traces
 from service.api.security import Keys
 from service.api.server import Engine, Registry, Server
@@ -89,6 +90,7 @@ class Books:
             engine=engine,
             keys=self.keys,
             quotas=self.quotas,
+            receiving=Receiving(WHOLE * settings.max_body_bytes),
             traces=traces,
         )
 
@@ -126,7 +128,7 @@ class Process(uvicorn.Server):
 
     def __init__(self, settings: Settings, app: FastAPI, listener: socket.socket) -> None:
         server = cast(Server, app.state.server)
-        super().__init__(configured(app, edge_of(settings, server.metrics)))
+        super().__init__(configured(app, edge_of(settings, server)))
         self.code = 0
         self.drain = settings.drain_seconds
         self.admission = server.admission
@@ -178,7 +180,7 @@ class Process(uvicorn.Server):
     def leave(self) -> None:
         self.admission.close()
         self.deadline = time.monotonic() + self.drain
-        log.info("leaving: %d requests in flight have %d s to finish", self.admission.in_flight, self.drain)
+        log.info("leaving: %d requests in flight have %d s to finish", self.admission.unfinished, self.drain)
 
     def abandon(self) -> None:
         log.critical("something hangs and is left behind, %d s after the end began", GRACE)
@@ -190,7 +192,7 @@ class Process(uvicorn.Server):
         if self.leaving:
             for connection in list(self.server_state.connections):
                 cast(Connection, connection).part()
-        over = self.leaving and (not self.admission.in_flight or time.monotonic() >= self.deadline)
+        over = self.leaving and (not self.admission.unfinished or time.monotonic() >= self.deadline)
         return await super().on_tick(counter) or over
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -200,23 +202,24 @@ class Process(uvicorn.Server):
         self.leave()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.admission.in_flight:
-            log.warning("%d requests are cut: they had their time", self.admission.in_flight)
+        if self.admission.unfinished:
+            log.warning("%d requests are cut: they had their time", self.admission.unfinished)
         self.hanging.start()
         await self.stop()  # whose streams end with an error, in the words of their dialect
         await super().shutdown(sockets)
         log.info("left")
 
 
-def edge_of(settings: Settings, metrics: Metrics) -> Edge:
+def edge_of(settings: Settings, server: Server) -> Edge:
     return Edge(
         header_seconds=settings.header_seconds,
         keep_alive_seconds=settings.keep_alive_seconds,
         write_seconds=settings.write_seconds,
         most=sockets(settings.max_connections),
         words=write_error,
-        refused=lambda status: metrics.answered("other", "", status),
-        cut=metrics.cut,
+        refused=lambda status: server.metrics.answered("other", "", status),
+        cut=server.metrics.cut,
+        receiving=server.receiving,
     )
 
 

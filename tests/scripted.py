@@ -14,6 +14,7 @@ from models.tokenizer import Tokenizer
 from service.api.admission import Admission, Bounds
 from service.api.app import build
 from service.api.quota import Quotas
+from service.api.receiving import WHOLE, Receiving
 from service.api.security import Keys
 from service.api.server import Server
 from service.engine.worker import Course
@@ -177,6 +178,7 @@ def application(registry: Registry, **settings: Any) -> FastAPI:
         engine=engine,
         keys=keys,
         quotas=Quotas(),
+        receiving=Receiving(WHOLE * known.max_body_bytes),
     )
     return build(server)
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from service.api.admission import Admission, Load
 from service.api.quota import Quotas
+from service.api.receiving import Receiving
 from service.api.record import UNTRACED, Traces
 from service.api.security import Keys
 from service.api.served import Served
@@ -72,6 +73,7 @@ class Server:
     engine: Engine
     keys: Keys
     quotas: Quotas
+    receiving: Receiving
     traces: Traces = UNTRACED
 
     def submit(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
