@@ -1,11 +1,13 @@
 """How long probes and refusals take while many clients connect at once to a server whose places are taken.
 
     python -m benchmarks.arrivals [--model FOLDER_OR_FILE] [--clients 2560] [--within 3] [--rounds 5] [--again SECONDS]
+        [--one-port]
 
 First `--taken` requests, as many as the server takes (`max_requests`), ask for long answers.  Then so many clients
 connect within so many seconds, evenly, each on a connection of its own; each posts a completion and reads the answer,
 a 429.  With `--again` each client that was answered connects again at once, until so many seconds have passed.
-Meanwhile another process asks for /livez every 50 ms: on a new connection each time, and on one that is kept.
+Meanwhile others ask for /livez every 50 ms: on a new connection each time, on one that is kept, and on a new connection
+to the server's port for probes.
 
 The server has one core and everything else another (Linux; where there are fewer than two cores they share).  A time
 is from before the connection is opened (of a kept one: from before the request is sent) to the end of the answer.  The
@@ -25,7 +27,6 @@ import socket
 import statistics
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -110,39 +111,36 @@ class Crowd:
                     if time.perf_counter() < began + again:
                         self.connect()
             self.longest_turn = max(self.longest_turn, time.perf_counter() - turn)
-        self.times.setdefault(-1, []).extend(LATEST_S * 1000 for _ in self.selector.get_map())
         for key in list(self.selector.get_map().values()):
             self.end(key.data)
 
 
-def probe(port: int, results: Connection) -> None:
-    """Ask until told to stop; milliseconds on a new connection and on a kept one."""
-    kept = http.client.HTTPConnection("127.0.0.1", port, timeout=LATEST_S)
-    times: dict[str, list[float]] = {"new": [], "kept": []}
+def probe(port: int, kept: bool, results: Connection) -> None:
+    """Ask until told to stop; then send the milliseconds of each probe."""
+    line, times = http.client.HTTPConnection("127.0.0.1", port, timeout=LATEST_S), []
     while not results.poll(EVERY_S):
-        for name, connection in (("new", None), ("kept", kept)):
-            began = time.perf_counter()
-            asked = connection or http.client.HTTPConnection("127.0.0.1", port, timeout=LATEST_S)
-            asked.request("GET", "/livez")
-            asked.getresponse().read()
-            times[name].append((time.perf_counter() - began) * 1000)
-            if connection is None:
-                asked.close()
+        began = time.perf_counter()
+        line.request("GET", "/livez")
+        line.getresponse().read()
+        times.append((time.perf_counter() - began) * 1000)
+        if not kept:
+            line.close()
     results.send(times)
 
 
 @contextlib.contextmanager
-def probed(port: int) -> Iterator[dict[str, list[float]]]:
-    """Whose values are there once the block has ended."""
-    found: dict[str, list[float]] = {}
-    ours, theirs = multiprocessing.Pipe()
-    process = multiprocessing.get_context("fork").Process(target=probe, args=(port, theirs), daemon=True)
-    process.start()
+def probed(ports: dict[str, int]) -> Iterator[dict[str, list[float]]]:
+    """Whose values are there once the block has ended; of the line that is called "kept" the connection is kept."""
+    found, lines = dict[str, list[float]](), {}
+    for name, port in ports.items():
+        lines[name], theirs = multiprocessing.Pipe()
+        asked = (port, name == "kept", theirs)
+        multiprocessing.get_context("fork").Process(target=probe, args=asked, daemon=True).start()
     time.sleep(0.5)
     yield found
-    ours.send("stop")
-    found |= ours.recv()
-    process.join()
+    for line in lines.values():
+        line.send("stop")
+    found |= {name: line.recv() for name, line in lines.items()}
 
 
 @contextlib.contextmanager
@@ -180,19 +178,20 @@ def p(times: list[float], part: float) -> float:
     return sorted(times)[min(int(len(times) * part), len(times) - 1)] if times else 0.0
 
 
-def run(server: Running, options: argparse.Namespace) -> None:
+def run(server: Running, probes: int, options: argparse.Namespace) -> None:
     port = int(server.url.rpartition(":")[2])
+    ports = {"new": port, "kept": port} | ({"own": probes} if probes else {})
     rounds: list[list[float]] = []
-    columns = ("new max", "new p99", "kept max", "kept p99", "429 p50", "429 p99", "429 max")
+    columns = [f"{name} {part}" for name in ports for part in ("p50", "max")] + ["429 p50", "429 p99", "429 max"]
     print("ms     " + " ".join(f"{name:>9s}" for name in columns) + "  answers by status; longest turn of the clients")
     for number in range(options.rounds):
         crowd = Crowd(port)
-        with taken(port, options.taken), probed(port) as probes:
+        with taken(port, options.taken), probed(ports) as times:
             crowd.run(options.clients, options.within, options.again)
         refused = crowd.times.get(429, [])
-        row = [p(probes[name], part) for name in ("new", "kept") for part in (1.0, 0.99)]
+        row = [p(times[name], part) for name in ports for part in (0.5, 1.0)]
         rounds.append([*row, *(p(refused, part) for part in (0.5, 0.99, 1.0))])
-        counts = dict(Counter({status: len(found) for status, found in sorted(crowd.times.items())}))
+        counts = {status: len(found) for status, found in sorted(crowd.times.items())}
         show(str(number + 1), rounds[-1], f"{counts}; {crowd.longest_turn * 1000:.0f} ms")
     show("median", [statistics.median(column) for column in zip(*rounds, strict=True)], "")
 
@@ -209,6 +208,7 @@ def main() -> None:
     parser.add_argument("--again", type=float, default=0.0, help="seconds for which clients come back once answered")
     parser.add_argument("--taken", type=int, default=256, help="requests under way, and max_requests of the server")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--one-port", action="store_true", help="the server has no port for probes")
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
@@ -216,11 +216,21 @@ def main() -> None:
     print(machine())
     with tempfile.TemporaryDirectory() as scratch:
         source = options.model or str(checkpoints.generator(Path(scratch)))
-        flags = ("--log-level", "warning", "--max-requests", str(options.taken), "--cache-tokens", str(1 << 15))
+        flags: tuple[str, ...] = (
+            "--log-level",
+            "warning",
+            "--max-requests",
+            str(options.taken),
+            "--cache-tokens",
+            str(1 << 15),
+        )
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            probes = 0 if options.one_port else int(free.getsockname()[1])
+        flags += ("--probe-port", str(probes)) if probes else ()
         os.sched_setaffinity(0, cores[:1])
         with serve(f"chat={source}", *flags) as server:
             os.sched_setaffinity(0, cores[1:2] or cores)
-            run(server, options)
+            run(server, probes, options)
 
 
 if __name__ == "__main__":
