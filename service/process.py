@@ -16,19 +16,23 @@ import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
 from typing import Protocol, cast
 
 import uvicorn
 from fastapi import FastAPI
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
 
 from service.api.admission import Admission, Bounds
 from service.api.alike import write_error
 from service.api.connection import Connection, Edge
 from service.api.origins import ANY, Origins
+from service.api.probing import Probing
 from service.api.quota import Quotas
+from service.api.receiving import WHOLE, Receiving
 from service.api.record import Traces
 from service.api.security import Keys
 from service.api.server import Engine, Registry, Server
@@ -42,8 +46,12 @@ from service.upkeep import age, sockets
 
 LAST_WORDS = 3  # seconds for errors to leave, once the time is over
 GRACE = 8  # seconds after which the process is gone, whatever still hangs
-WAITING = 2048  # connections that the kernel keeps until they are taken
-TAKEN = 16  # of them at once, each before the next could find that no more files may be open
+WAITING = 4096  # connections that the kernel keeps until they are taken; one more is tried again after a second or more
+# How many of them are taken in a turn of the loop.  More shorten the queue in which a probe may stand, and lengthen the
+# turns: some hundred microseconds each.  They are open before the first of them could make another one end, so several
+# turns of them have to be within `service.upkeep.FILES`.
+TAKEN = 32
+PROBES = 32  # connections of the port for probes
 SWITCH = 0.0005  # seconds a busy thread computes before it lets another one
 SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel keeps for a client that doesn't read; Linux doubles it
 
@@ -91,6 +99,7 @@ class Books:
             keys=self.keys,
             quotas=self.quotas,
             origins=Origins(settings),
+            receiving=Receiving(WHOLE * settings.max_body_bytes),
             traces=traces,
         )
 
@@ -128,7 +137,7 @@ class Process(uvicorn.Server):
 
     def __init__(self, settings: Settings, app: FastAPI, listener: socket.socket) -> None:
         server = cast(Server, app.state.server)
-        super().__init__(configured(app, edge_of(settings, server.metrics)))
+        super().__init__(configured(app, edge_of(settings, server)))
         self.code = 0
         self.drain = settings.drain_seconds
         self.admission = server.admission
@@ -140,6 +149,7 @@ class Process(uvicorn.Server):
         self.listening = 0.0  # since when, in seconds since the process began
         self.deadline = math.inf  # of what is in flight, on `time.monotonic`
         self.stop: Callable[[], Awaitable[None]] = app.state.stop
+        self.probes = Probes(settings, app, server) if settings.probe_port else None
         self.hanging = threading.Timer(GRACE, self.abandon)
         self.hanging.daemon = True
 
@@ -147,6 +157,8 @@ class Process(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or []:
             listener.listen(WAITING)
+        if self.probes is not None:
+            await self.probes.start()
         self.listening = age()
         self.announce()
 
@@ -184,7 +196,7 @@ class Process(uvicorn.Server):
     def leave(self) -> None:
         self.admission.close()
         self.deadline = time.monotonic() + self.drain
-        log.info("leaving: %d requests in flight have %d s to finish", self.admission.in_flight, self.drain)
+        log.info("leaving: %d requests in flight have %d s to finish", self.admission.unfinished, self.drain)
 
     def abandon(self) -> None:
         log.critical("something hangs and is left behind, %d s after the end began", GRACE)
@@ -196,7 +208,7 @@ class Process(uvicorn.Server):
         if self.leaving:
             for connection in list(self.server_state.connections):
                 cast(Connection, connection).part()
-        over = self.leaving and (not self.admission.in_flight or time.monotonic() >= self.deadline)
+        over = self.leaving and (not self.admission.unfinished or time.monotonic() >= self.deadline)
         return await super().on_tick(counter) or over
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
@@ -206,27 +218,52 @@ class Process(uvicorn.Server):
         self.leave()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self.admission.in_flight:
-            log.warning("%d requests are cut: they had their time", self.admission.in_flight)
+        if self.admission.unfinished:
+            log.warning("%d requests are cut: they had their time", self.admission.unfinished)
         self.hanging.start()
         await self.stop()  # whose streams end with an error, in the words of their dialect
         await super().shutdown(sockets)
+        if self.probes is not None:
+            self.probes.close()
         log.info("left")
 
 
-def edge_of(settings: Settings, metrics: Metrics) -> Edge:
+class Probes:
+    """A listener of its own for probes, in the same event loop: what it answers holds for that, too.
+
+    Raises SettingsError if its port cannot be listened on.
+    """
+
+    def __init__(self, settings: Settings, app: FastAPI, server: Server) -> None:
+        self.listener = bound(settings.host, settings.probe_port, "--probe-port")
+        edge = replace(edge_of(settings, server), most=PROBES, receiving=Receiving(), silent={}, lingering={})
+        self.state = ServerState()
+        self.connection = partial(Connection, configured(Probing(app), edge), self.state, {}, edge=edge)
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.server = await loop.create_server(self.connection, sock=self.listener, backlog=TAKEN)
+
+    def close(self) -> None:
+        self.server.close()
+        for connection in list(self.state.connections):
+            cast(Connection, connection).shutdown()
+
+
+def edge_of(settings: Settings, server: Server) -> Edge:
     return Edge(
         header_seconds=settings.header_seconds,
         keep_alive_seconds=settings.keep_alive_seconds,
         write_seconds=settings.write_seconds,
         most=sockets(settings.max_connections),
         words=write_error,
-        refused=lambda status: metrics.answered("other", "", status),
-        cut=metrics.cut,
+        refused=lambda status: server.metrics.answered("other", "", status),
+        cut=server.metrics.cut,
+        receiving=server.receiving,
     )
 
 
-def configured(app: FastAPI, edge: Edge) -> uvicorn.Config:
+def configured(app: ASGIApp, edge: Edge) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=cast(type[asyncio.Protocol], partial(Connection, edge=edge)),
@@ -241,8 +278,9 @@ def configured(app: FastAPI, edge: Edge) -> uvicorn.Config:
     )
 
 
-def bound(host: str, port: int) -> socket.socket:
-    """A socket that has the address, before anything slow is begun.  Raises SettingsError if it is taken."""
+def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """A socket that has the address, before anything slow is begun.  Raises SettingsError, which names `flag`, if it is
+    taken."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # The protocol is named because asyncio looks for it before it switches off Nagle's algorithm, and without that a
     # response in two writes waits 40 ms for the client's acknowledgement.
@@ -254,7 +292,7 @@ def bound(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         reason = error.strerror or str(error)
-        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; see --host and --port") from None
+        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; see --host and {flag}") from None
     return listener
 
 

@@ -63,6 +63,13 @@ class Settings(Spread):
     )
     host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 is every interface.")
     port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    probe_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Port on which probes are answered as well, and nothing else: no client of the other port is "
+        "before them in its queue. 0: none.",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where networks run; auto: a GPU if there is one."
     )

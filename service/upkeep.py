@@ -17,7 +17,7 @@ STATM = Path("/proc/self/statm")
 STAT, UPTIME = Path("/proc/self/stat"), Path("/proc/uptime")
 SLACK = 64 << 20  # bytes that a process may grow by before what is free in it is given back
 GLANCE_S = 1.0
-FILES = 128  # that a process opens beside connections: models, children, logs
+FILES = 256  # that a process opens beside connections: models, children, logs, connections that are just made or ending
 
 
 def resident_memory() -> int:

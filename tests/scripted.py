@@ -15,6 +15,7 @@ from service.api.admission import Admission, Bounds
 from service.api.app import build
 from service.api.origins import Origins
 from service.api.quota import Quotas
+from service.api.receiving import WHOLE, Receiving
 from service.api.security import Keys
 from service.api.server import Server
 from service.engine.worker import Course
@@ -179,6 +180,7 @@ def application(registry: Registry, **settings: Any) -> FastAPI:
         keys=keys,
         quotas=Quotas(),
         origins=Origins(known),
+        receiving=Receiving(WHOLE * known.max_body_bytes),
     )
     return build(server)
 

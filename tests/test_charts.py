@@ -171,6 +171,15 @@ def test_probes_are_three_and_ask_what_they_mean() -> None:
     assert all(probe["port"] == "http" and probe["path"] in routes for probe in paths.values())
 
 
+def test_probes_may_have_a_port_of_their_own() -> None:
+    found = kinds(rendered({"probes": {"port": 8001}}))
+    served = container(found)
+    assert {served[f"{name}Probe"]["httpGet"]["port"] for name in ("startup", "liveness", "readiness")} == {"probes"}
+    assert {"name": "probes", "containerPort": 8001} in served["ports"]
+    assert {"name": "POLYHEAD_PROBE_PORT", "value": "8001"} in served["env"]
+    assert [port["name"] for port in found["Service"]["spec"]["ports"]] == ["http"], "no client reaches it"
+
+
 @pytest.mark.parametrize("seconds", [1, 60, 601])
 def test_a_start_has_the_time_it_is_given(seconds: int) -> None:
     probe = container(kinds(rendered({"probes": {"startupSeconds": seconds}})))["startupProbe"]

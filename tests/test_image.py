@@ -170,12 +170,18 @@ def probed() -> Iterator[http.server.HTTPServer]:
         thread.join()
 
 
+@pytest.mark.parametrize(
+    "others", [{}, {"POLYHEAD_PROBE_PORT": "0"}, {"POLYHEAD_PROBE_PORT": "its", "POLYHEAD_PORT": "1"}]
+)
 @pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
-def test_it_is_healthy_when_it_is_ready(probed: http.server.HTTPServer, status: int, healthy: bool) -> None:
+def test_it_is_healthy_when_it_is_ready(
+    probed: http.server.HTTPServer, status: int, healthy: bool, others: dict[str, str]
+) -> None:
     probed.status = status  # type: ignore[attr-defined]
     (check,) = told(FINAL, "HEALTHCHECK")
     _, *arguments = json.loads(check[check.index("[") :])
-    environment = {"POLYHEAD_PORT": str(probed.server_address[1])}
+    its = str(probed.server_address[1])
+    environment = {"POLYHEAD_PORT": its} | {name: value.replace("its", its) for name, value in others.items()}
     done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=False)
     assert (done.returncode == 0) == healthy
 

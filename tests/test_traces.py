@@ -1,6 +1,7 @@
 """Traces: what a collector gets of a real server's requests, whose parent they have, and what it costs nobody."""
 
 import asyncio
+import json
 import os
 import socket
 import subprocess
@@ -143,13 +144,14 @@ def test_tokens_alone_are_a_stage(server: Process, collector: Collector) -> None
 def test_who_is_turned_away_is_no_error_of_the_server_and_who_gives_up_has_aborted(
     server: Process, collector: Collector
 ) -> None:
-    server.rest()
+    before = server.rest().total("requests_received_total", task="generate")
     address = urlsplit(server.url)
     with socket.create_connection((address.hostname, address.port)) as held:
-        lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", "Content-Length: 100"]
+        body = json.dumps(chat(stream=True, max_tokens=16_000))  # nothing of it is read, so it stays
+        lines = [f"POST {CHAT} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in parented(0xC0).items()]
-        held.sendall("\r\n".join([*lines, "", "{"]).encode())
-        server.until(lambda: server.page.total("http_requests_in_flight"))
+        held.sendall("\r\n".join([*lines, "", body]).encode())
+        server.until(lambda: server.page.total("requests_received_total", task="generate") > before)
         refused = CLIENT.post(server.url + CHAT, json=chat(), headers=parented(0xC1))
     assert refused.status_code == 429
     span, below = collector.trace(f"{0xC1:032x}")

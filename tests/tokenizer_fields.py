@@ -1,8 +1,8 @@
 """Every field of tokenizer.json made something else, and what comes of it: loading, checking and asking.
 
-As a program it tries COUNT of the mutations, drawn by SEED, in the folder FOLDER, which holds a classifier: a line of
-JSON before each says what it is, and a line after it what was wrong with how it ended: `python tokenizer_fields.py FOLDER SEED
-COUNT`.  Where the library ends the process, the last line says on what.
+As a program it tries COUNT of the mutations, drawn by SEED, in the folder FOLDER, which holds a classifier:
+`python tokenizer_fields.py FOLDER SEED COUNT`.  A line of JSON before each says what it is, and a line after it what
+was wrong with how it ended.  Where the library ends the process, the last line says on what.
 """
 
 import contextlib

@@ -1,14 +1,14 @@
 """How much is let in at once, for everybody and for each key, and how long the others are told to wait.
 
-Knows nothing of what is asked.  The one idea: a bound on requests in flight is a bound on memory, kept before a body
-is read, and a bound on their tokens is a bound on time; and the wait is computed from how fast both left lately, not
-guessed.
+Knows nothing of what is asked.  The one idea: a bound on requests in flight is a bound on memory, and a bound on their
+tokens is a bound on time; and the wait is computed from how fast both left lately, not guessed.  Both bounds are looked
+at before a body is read, and a place is taken when the body is whole: who sends a body slowly keeps nobody else out.
 """
 
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -121,6 +121,31 @@ class Ledger:
         return Overloaded(message, retry_after=self.wait_for_tokens())
 
 
+class Place:
+    """Of a request that was let in to send its body.  It is in flight from `take` until it leaves."""
+
+    def __init__(self, ledgers: Sequence[Ledger]) -> None:
+        self.ledgers = ledgers
+        self.taken = False
+        self.check_room()
+
+    def check_room(self) -> None:
+        """Raises Overloaded if there is none."""
+        for ledger in self.ledgers:
+            ledger.check_room()
+
+    def take(self) -> None:
+        """The body is whole.  Raises Overloaded if there is no room for it any more."""
+        self.check_room()
+        for ledger in self.ledgers:
+            ledger.enter()
+        self.taken = True
+
+    def leave(self) -> None:
+        for ledger in self.ledgers if self.taken else ():
+            ledger.leave()
+
+
 class Admission:
     """Lets in what is within `bounds`.  Lives on the event loop thread.
 
@@ -138,11 +163,17 @@ class Admission:
         self._bounds, self._load, self._owners = bounds, load, owners
         self._all = Ledger(bounds, "", lambda: load.tokens, clock)
         self._owned: dict[str, Ledger] = {}
+        self._places: set[Place] = set()
 
     @property
     def in_flight(self) -> int:
-        """HTTP requests."""
+        """HTTP requests whose bodies are whole."""
         return self._all.in_flight
+
+    @property
+    def unfinished(self) -> int:
+        """HTTP requests that were let in and are not answered yet, those that still send their bodies included."""
+        return len(self._places)
 
     @property
     def draining(self) -> bool:
@@ -157,20 +188,27 @@ class Admission:
         self._closed = min(self._closed, self._clock())
 
     @contextmanager
-    def admitted(self, owner: str = "") -> Iterator[None]:
-        """A place in flight.  Raises Unavailable while draining and Overloaded when there is none."""
+    def arriving(self, owner: str = "") -> Iterator[Place]:
+        """A place that can be taken once the body is whole; it is left at the end, if it was taken.
+
+        Raises Unavailable while draining, and Overloaded if there is no room now.
+        """
         if self.draining:
             raise Unavailable("the server is shutting down", retry_after=self._all.wait())
-        ledgers = self._ledgers(owner)
-        for ledger in ledgers:
-            ledger.check_room()
-        for ledger in ledgers:
-            ledger.enter()
+        place = Place(self._ledgers(owner))
+        self._places.add(place)
         try:
-            yield
+            yield place
         finally:
-            for ledger in ledgers:
-                ledger.leave()
+            self._places.remove(place)
+            place.leave()
+
+    @contextmanager
+    def admitted(self, owner: str = "") -> Iterator[None]:
+        """The same of a request that is whole: its place is taken at once."""
+        with self.arriving(owner) as place:
+            place.take()
+            yield
 
     def check_tokens(self, owner: str, tokens: int) -> None:
         """Raises Overloaded if so many more are over a bound; of one call, before it is submitted."""

@@ -76,7 +76,7 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # see service.traces
     )
     app.state.server = server
-    server.metrics.watch_in_flight(lambda: server.admission.in_flight)
+    server.metrics.watch_in_flight(lambda: server.admission.unfinished)
     server.metrics.watch_engine(server.engine)
     server.metrics.watch_drain(server.admission.drained_s, server.settings.drain_seconds)
     refuse = partial(respond, server)

@@ -1,16 +1,19 @@
 """A client's connection: what it may send and how long it may take, and for how long it takes what it is sent.
 
-Knows no route.  The one idea: a client costs what it has asked for.  Until a request is whole there are a few
-kilobytes and a timer for it, and whoever keeps silent longest makes room when there are too many; what the kernel
-doesn't take stops whoever writes, at the first byte, and a client that takes nothing of it for some time is cut off, so
-that a place in flight, cache blocks and a buffer are not held by somebody who isn't there.
+Knows no route.  The one idea: a client costs what it has asked for.  Until a head is whole there are a few kilobytes
+and a timer for it, and of the clients that are silent or send a body the one that made progress longest ago makes room
+when there are too many; what the kernel doesn't take stops whoever writes, at the first byte, and a client that takes
+nothing of it for some time is cut off, so that a place in flight, cache blocks and a buffer are not held by somebody
+who isn't there.
 """
 
 import asyncio
 import contextvars
 import logging
+import math
+import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, cast
@@ -23,8 +26,9 @@ from uvicorn.server import ServerState
 from service.api.exchange import Exchange, start_of
 from service.api.exchange import field as spelled
 from service.api.http_head import CRLF, Head, end_of, read_head
+from service.api.receiving import Receiving
 from service.api.visit import IDS
-from service.errors import PolyheadError, Unreadable
+from service.errors import PolyheadError, Unavailable, Unreadable
 
 READ = 1 << 16  # bytes that are read at once
 AHEAD = 1 << 16  # bytes that are kept for whoever hasn't asked for them; more stay with the client
@@ -49,15 +53,26 @@ class Edge:
     words: Callable[[PolyheadError], Any]
     refused: Callable[[int], None]
     cut: Callable[[], None]
-    silent: dict["Connection", None] = field(default_factory=dict)  # no request of theirs is under way; oldest first
+    receiving: Receiving = field(default_factory=Receiving)
+    # No request of theirs is under way, since when by `time.monotonic`; the longest first.
+    silent: dict["Connection", float] = field(default_factory=dict)
+    lingering: dict["Connection", None] = field(default_factory=dict)  # answered, they only have to read it
     inbox: bytearray = field(default_factory=lambda: bytearray(READ))  # filled and emptied without a turn in between
 
-    def make_room(self) -> bool:
-        """Whether there is room, now that whoever was silent longest has gone."""
-        oldest = next(iter(self.silent), None)
-        if oldest is not None:
-            oldest.drop()
-        return oldest is not None
+    def make_room(self, connections: Collection[Any]) -> bool:
+        """Whether there is room for one more beside `connections`: those go first that are answered and only linger,
+        then the one that made progress longest ago, be it silent or sending a body (which is answered 408)."""
+        while len(connections) - self.receiving.ending >= self.most:
+            oldest, since = next(iter(self.silent.items()), (None, math.inf))
+            if self.lingering:
+                next(iter(self.lingering)).drop()
+            elif self.receiving.slowest < since:
+                self.receiving.give_up_slowest()
+            elif oldest is not None:
+                oldest.drop()
+            else:
+                return False
+        return True
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -94,9 +109,9 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
         self.transport.set_write_buffer_limits(0)
-        room = len(self.state.connections) < self.edge.most or self.edge.make_room()
+        room = self.edge.make_room(self.state.connections)
         self.state.connections.add(cast(Any, self))
-        self.edge.silent[self] = None
+        self.edge.silent[self] = time.monotonic()
         self.expect(self.edge.header_seconds, self.too_late)
         if not room:
             self.refuse(Unreadable(503, f"{self.edge.most} connections are open, and all of them busy"))
@@ -118,7 +133,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self.state.connections.discard(cast(Any, self))
-        self.edge.silent.pop(self, None)
+        self.forget()
         self.rest()
         self.expect_nothing()
         self.writable.set()
@@ -241,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
         else:
             self.exchange, self.idle = None, True
-            self.edge.silent[self] = None
+            self.edge.silent[self] = time.monotonic()
             self.expect(self.edge.keep_alive_seconds, self.transport.close)
             self.loop.call_soon(self.resume)  # what came meanwhile
 
@@ -304,16 +319,22 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.lingering = True
         self.buffer.clear()
-        self.edge.silent[self] = None
+        self.forget()
+        self.edge.lingering[self] = None
         self.transport.resume_reading()
         self.transport.write_eof()
         self.expect(LINGER, self.transport.close)
 
     def drop(self) -> None:
         """Somebody else needs the room."""
-        self.edge.silent.pop(self)
+        self.forget()
         self.state.connections.discard(cast(Any, self))
         self.transport.abort()
+
+    def forget(self) -> None:
+        """It is not among those any more that may make room."""
+        self.edge.silent.pop(self, None)
+        self.edge.lingering.pop(self, None)
 
     def part(self) -> None:
         """Asked by a server that leaves: the next answer is the last, and who asks for nothing may ask elsewhere."""
@@ -322,10 +343,12 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """Asked by the server: the answer that is under way is the last."""
+        """Asked by the server: the answer that is under way is the last, and for a body nobody waits any more."""
         self.closing = True
         if self.exchange is None or self.lingering:
             self.transport.close()
+        elif not self.exchange.reader.complete:
+            self.exchange.fail(Unavailable("the server is shutting down", retry_after=1))
 
     # for as long as it takes what it is sent
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from service.api.http_body import body_of
 from service.api.http_head import Head
-from service.errors import Unreadable
+from service.errors import PolyheadError
 
 STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 BODILESS = frozenset({204, 304})
@@ -49,7 +49,7 @@ class Exchange:
         self.expected = head.expects  # nobody has said that the body is wanted
         self.last = False  # of this connection, as the answer said
         self._told = False  # the application has all of the body
-        self._wrong: Unreadable | None = None
+        self._wrong: PolyheadError | None = None
         self._news = asyncio.Event()
         self._start = b""
         self._chunked = False
@@ -60,8 +60,8 @@ class Exchange:
         """Something of the body came, or the last of it."""
         self._news.set()
 
-    def fail(self, error: Unreadable) -> None:
-        """No more of the body can be read."""
+    def fail(self, error: PolyheadError) -> None:
+        """No more of the body is read."""
         self._wrong = error
         self._news.set()
 
@@ -73,7 +73,7 @@ class Exchange:
     # the application's
 
     async def receive(self) -> Message:
-        """Raises Unreadable for a body that cannot be read."""
+        """Raises what the connection said of a body that is not read to its end."""
         while not self._ready():
             self._ask()
             self._news.clear()

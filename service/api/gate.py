@@ -2,7 +2,8 @@
 flight, a line in the log.
 
 Knows no route and no dialect.  The one idea: whoever is turned away is turned away before the body is read, and is
-told so in the words of the dialect that was spoken (`refuse`).
+told so in the words of the dialect that was spoken (`refuse`).  A place in flight is taken when the body is whole; if
+there is none any more, that is an answer, too.
 """
 
 import asyncio
@@ -11,20 +12,21 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import ExitStack
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service.api.admission import Place
 from service.api.origins import check_type
 from service.api.quota import as_anthropic, as_openai
+from service.api.receiving import Body
 from service.api.record import UNTRACED, Record, Trace
 from service.api.security import access, authorization, speaks_anthropic
 from service.api.server import Server
 from service.api.visit import HEADER, IDS, Visit, seconds
 from service.errors import BodyTooLarge, PolyheadError, SlowBody
-from service.settings import Settings
 
 Refuse = Callable[[Visit, str, PolyheadError], Response]
 
@@ -99,9 +101,11 @@ class Gate:
             self.allow(visit, headers)
             limits = self.server.settings
             check_length(headers.get("content-length", ""), limits.max_body_bytes)
-            with nullcontext() if administers else self.server.admission.admitted(visit.owner):
+            with ExitStack() as held:
+                place = None if administers else held.enter_context(self.server.admission.arriving(visit.owner))
+                arrival = Arrival(self.server, visit, held.enter_context(self.server.receiving.receive()), place)
                 visit.admitted = time.perf_counter()
-                await self.app(scope, limited(receive, limits, visit), send)
+                await self.app(scope, arrival.limited(receive), send)
         except PolyheadError as error:
             await self.refuse(visit, scope["path"], error)(scope, receive, send)
 
@@ -136,27 +140,50 @@ def check_length(announced: str, limit: int) -> None:
         raise BodyTooLarge(f"the body has {int(announced)} bytes, at most {limit} are taken")
 
 
-def limited(receive: Receive, limits: Settings, visit: Visit) -> Receive:
-    """`receive`, which raises what is wrong with a body: BodyTooLarge once it grows past the limit, SlowBody when it
-    takes longer than bodies may, Expired when it takes longer than the visit may."""
-    size, complete = 0, False
-    whole_by = time.perf_counter() + limits.body_seconds
+class Arrival:
+    """A request whose body is being received."""
 
-    async def counting() -> Message:
-        nonlocal size, complete
-        if complete:
-            return await receive()
+    def __init__(self, server: Server, visit: Visit, body: Body, place: Place | None) -> None:
+        self.visit, self.body, self.place = visit, body, place
+        self.receiving = server.receiving
+        self.seconds, self.most = server.settings.body_seconds, server.settings.max_body_bytes
+        self.whole_by = time.perf_counter() + self.seconds
+        self.whole = False
+
+    def limited(self, receive: Receive) -> Receive:
+        """`receive`, which takes a place in flight when the body is whole, and raises what is wrong with a body.
+
+        BodyTooLarge once it is larger than the limit, SlowBody when it takes longer than bodies may or has to make
+        room for others, Expired when it takes longer than the visit may, Overloaded if all places are taken.
+        """
+
+        async def counting() -> Message:
+            if self.whole:
+                return await receive()
+            message = await self.in_time(receive)
+            self.receiving.grow(self.body, len(message.get("body", b"")))
+            if self.body.size > self.most:
+                raise BodyTooLarge(f"the body has more than {self.most} bytes, at most so many are taken")
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                self.complete()
+            return message
+
+        return counting
+
+    async def in_time(self, receive: Receive) -> Message:
+        """What is received next.  Raises SlowBody and Expired."""
         try:
-            async with asyncio.timeout(min(whole_by, visit.deadline) - time.perf_counter()):
-                message = await receive()
+            async with asyncio.timeout(min(self.whole_by, self.visit.deadline) - time.perf_counter()) as timeout:
+                with self.body.waiting(timeout):
+                    return await receive()
         except TimeoutError:
-            if visit.deadline <= whole_by:
-                raise visit.late() from None
-            raise SlowBody(f"the body was not complete within {limits.body_seconds:g} s") from None
-        size += len(message.get("body", b""))
-        complete = not message.get("more_body", False)
-        if size > limits.max_body_bytes:
-            raise BodyTooLarge(f"the body has more than {limits.max_body_bytes} bytes, at most so many are taken")
-        return message
+            self.body.check()
+            if self.visit.deadline <= self.whole_by:
+                raise self.visit.late() from None
+            raise SlowBody(f"the body was not complete within {self.seconds:g} s") from None
 
-    return counting
+    def complete(self) -> None:
+        self.whole = True
+        self.receiving.end(self.body)
+        if self.place is not None:
+            self.place.take()

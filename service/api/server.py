@@ -14,6 +14,7 @@ from typing import Protocol
 from service.api.admission import Admission, Load
 from service.api.origins import Origins
 from service.api.quota import Quotas
+from service.api.receiving import Receiving
 from service.api.record import UNTRACED, Traces
 from service.api.security import Keys
 from service.api.served import Served
@@ -78,6 +79,7 @@ class Server:
     keys: Keys
     quotas: Quotas
     origins: Origins
+    receiving: Receiving
     traces: Traces = UNTRACED
 
     def submit(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:

@@ -121,7 +121,13 @@ SECTIONS: Mapping[str, tuple[Metric, ...]] = {
     ),
     "HTTP": (
         counter("http_requests", ("method", "route", "status"), "requests", "HTTP requests by route and status."),
-        gauge("http_requests_in_flight", (), "requests", "HTTP requests admitted.", "PolyheadDrainTooLong"),
+        gauge(
+            "http_requests_in_flight",
+            (),
+            "requests",
+            "HTTP requests let in and not answered yet, those that still send their bodies included.",
+            "PolyheadDrainTooLong",
+        ),
         counter("connections_cut", (), "connections", "Connections of clients that did not read what they were sent."),
     ),
     "Keys": (

@@ -69,9 +69,15 @@ args:
   {{- end }}
 ports:
   - {name: http, containerPort: 8000}
+  {{- with .Values.probes.port }}
+  - {name: probes, containerPort: {{ . }}}
+  {{- end }}
 env:
   - {name: POLYHEAD_HOST, value: "0.0.0.0"}
   - {name: POLYHEAD_PORT, value: "8000"}
+  {{- with .Values.probes.port }}
+  - {name: POLYHEAD_PROBE_PORT, value: {{ . | quote }}}
+  {{- end }}
   - {name: XDG_CACHE_HOME, value: /cache}
   {{- if .Values.keys.fileSecret }}
   - {name: POLYHEAD_KEYS_FILE, value: /etc/polyhead-keys/keys.yaml}
@@ -84,15 +90,15 @@ envFrom:
   - secretRef: {name: {{ . }}}
 {{- end }}
 startupProbe:
-  httpGet: {path: /startupz, port: http}
+  httpGet: {path: /startupz, port: {{ ternary "probes" "http" (gt (int .Values.probes.port) 0) }}}
   periodSeconds: 2
   timeoutSeconds: 2
   failureThreshold: {{ div (add (int .Values.probes.startupSeconds) 1) 2 }}
 livenessProbe:
-  httpGet: {path: /livez, port: http}
+  httpGet: {path: /livez, port: {{ ternary "probes" "http" (gt (int .Values.probes.port) 0) }}}
   {{- toYaml .Values.probes.live | nindent 2 }}
 readinessProbe:
-  httpGet: {path: /readyz, port: http}
+  httpGet: {path: /readyz, port: {{ ternary "probes" "http" (gt (int .Values.probes.port) 0) }}}
   {{- toYaml .Values.probes.ready | nindent 2 }}
 {{- if .Values.preStopSeconds }}
 lifecycle:

@@ -1,0 +1,102 @@
+"""Request bodies that are being received: a bound on their bytes, and which of them ends to make room for others.
+
+A request has no place in flight until its body is whole (`service.api.admission`), so this bounds what incomplete
+bodies cost.  The slowest body is the one that has gone longest without another STRIDE bytes: a client that sends a byte
+now and then does not get ahead of one that sends steadily, and a new body is the last to go.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from service.errors import SlowBody
+
+STRIDE = 16 << 10  # bytes of a body that count as progress
+WHOLE = 8  # bodies of the largest size that all incomplete bodies together may weigh as much as
+
+
+class Body:
+    """One incomplete body: its `size` in bytes so far, and when it last made progress, by `time.monotonic`."""
+
+    def __init__(self) -> None:
+        self.size = self.marked = 0
+        self.since = time.monotonic()
+        self.given_up = False
+        self._waiting: asyncio.Timeout | None = None
+
+    @contextmanager
+    def waiting(self, timeout: asyncio.Timeout) -> Iterator[None]:
+        """While its request waits for more of it, `timeout` is the way to wake that request."""
+        self.check()
+        self._waiting = timeout
+        try:
+            yield
+        finally:
+            self._waiting = None
+
+    def give_up(self) -> None:
+        """Have its request answered with SlowBody."""
+        self.given_up = True
+        if self._waiting is not None:
+            self._waiting.reschedule(asyncio.get_running_loop().time())
+
+    def check(self) -> None:
+        """Raises SlowBody if it was given up."""
+        if self.given_up:
+            raise SlowBody("the server ran out of room while this body came more slowly than all others; send it again")
+
+
+class Receiving:
+    """All incomplete bodies, within `most` bytes together.  Lives on the event loop thread."""
+
+    def __init__(self, most: int = WHOLE * (8 << 20)) -> None:
+        self.most = most
+        self.held = 0  # bytes
+        self.ending = 0  # bodies that were given up and whose requests are not answered yet
+        self._bodies: dict[Body, None] = {}  # the slowest first
+
+    def __len__(self) -> int:
+        return len(self._bodies)
+
+    @contextmanager
+    def receive(self) -> Iterator[Body]:
+        """A body, counted until it is whole (`end`) or its request is over."""
+        body = Body()
+        self._bodies[body] = None
+        try:
+            yield body
+        finally:
+            self.end(body)
+            self.ending -= body.given_up
+
+    def grow(self, body: Body, count: int) -> None:
+        """So many bytes of it came.  Raises SlowBody if it has to make room itself."""
+        body.check()
+        body.size += count
+        self.held += count
+        if body.size - body.marked >= STRIDE:
+            body.marked, body.since = body.size, time.monotonic()
+            del self._bodies[body]
+            self._bodies[body] = None
+        while self.held > self.most:
+            self.give_up_slowest()
+        body.check()
+
+    def end(self, body: Body) -> None:
+        """It is whole, or nothing more of it is wanted."""
+        if body in self._bodies:
+            del self._bodies[body]
+            self.held -= body.size
+
+    @property
+    def slowest(self) -> float:
+        """When the slowest last made progress, by `time.monotonic`; infinity if there is none."""
+        return next((body.since for body in self._bodies), math.inf)
+
+    def give_up_slowest(self) -> None:
+        body = next(iter(self._bodies))
+        self.end(body)
+        self.ending += 1
+        body.give_up()
