@@ -19,11 +19,12 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import uvicorn
 from fastapi import FastAPI
 
+from service import capacity
 from service.api.admission import Admission, Bounds
 from service.api.alike import write_error
 from service.api.connection import Connection, Edge
@@ -32,6 +33,7 @@ from service.api.record import Traces
 from service.api.security import Keys
 from service.api.server import Engine, Registry, Server
 from service.engine.worker import Ended, StepReport
+from service.headroom import TOKEN, Headroom
 from service.metrics import Metrics
 from service.model import Model
 from service.request import Duty
@@ -72,12 +74,22 @@ class Books:
     def rested(self, model: str, task: Duty) -> None:
         self.metrics.rested(model, task)
 
-    def server(self, settings: Settings, registry: Registry, engine: Engine, traces: Traces) -> Server:
-        """What the routes reach, where `registry` and `engine` answer."""
+    def server(
+        self,
+        settings: Settings,
+        registry: Registry,
+        engine: Engine,
+        traces: Traces,
+        held: Callable[[], int] = lambda: 0,
+    ) -> Server:
+        """What the routes reach, where `registry` and `engine` answer; models take `held` bytes of memory."""
+        free = min(capacity.memory_left(), default=math.inf)
+        headroom = Headroom(free, lambda: held() + TOKEN * engine.tokens)
         text = Text(
             threads=settings.tokenizer_threads,
             batch_limit=settings.max_batch_texts,
             tokenised=self.metrics.tokenised,
+            headroom=headroom,
         )
         bounds = Bounds(settings.max_requests, settings.max_tokens_in_flight, settings.key_share)
         return Server(
@@ -90,6 +102,7 @@ class Books:
             keys=self.keys,
             quotas=self.quotas,
             traces=traces,
+            headroom=headroom,
         )
 
 
@@ -220,13 +233,13 @@ def edge_of(settings: Settings, metrics: Metrics) -> Edge:
     )
 
 
-def configured(app: FastAPI, edge: Edge) -> uvicorn.Config:
+def configured(app: FastAPI, edge: Edge, lifespan: Literal["on", "off"] = "on") -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=cast(type[asyncio.Protocol], partial(Connection, edge=edge)),
         ws="none",
         backlog=TAKEN,
-        lifespan="on",
+        lifespan=lifespan,
         log_config=None,
         access_log=False,
         server_header=False,

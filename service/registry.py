@@ -30,7 +30,7 @@ from service.loader import Beside, Described, Executed, Loader, Served
 from service.model import Known, Model, State, concerning
 from service.names import NAME, is_name, trunk_of
 from service.offer import Offer
-from service.outcome import crash
+from service.outcome import outcome_of
 from service.request import Explain, Request, Task
 from service.settings import Settings, SettingsError
 from service.watching import Watching
@@ -91,6 +91,11 @@ class Registry:
     def memory(self) -> tuple[int, int]:
         """Bytes of the budget, and those of it that are free."""
         return self._loader.budget.limit, self._loader.budget.free
+
+    def held(self) -> int:
+        """Bytes of this machine's memory that models take; on a GPU none."""
+        limit, free = self.memory()
+        return limit - free if self._loader.place.device.type == "cpu" else 0
 
     def cache(self) -> tuple[int, int]:
         """Blocks in the caches of all models, and how many tokens the largest have."""
@@ -375,14 +380,6 @@ def refuse_name(name: str, param: str) -> None:
     if not (is_name(name) if param == "name" else NAME.fullmatch(name)):
         message = f"{param}: {name[:60]!r} is no name: letters, digits, dots, dashes and underscores, 128 at most"
         raise BadRequest(message, param=param)
-
-
-async def outcome_of(work: Coroutine[Any, Any, None]) -> BaseException | None:
-    """What it raised: an Exception, or what ends this task or the process."""
-    outcomes: Sequence[BaseException | None] = await asyncio.gather(work, return_exceptions=True)
-    outcome = outcomes[0]
-    ends = isinstance(outcome, Exception | asyncio.CancelledError | KeyboardInterrupt | SystemExit)
-    return outcome if outcome is None or ends else crash(outcome)
 
 
 def complain(what: str, error: Exception) -> None:

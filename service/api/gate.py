@@ -22,6 +22,7 @@ from service.api.security import access, authorization, speaks_anthropic
 from service.api.server import Server
 from service.api.visit import HEADER, IDS, Visit, seconds
 from service.errors import BodyTooLarge, PolyheadError, SlowBody
+from service.headroom import BODY, Claim
 from service.settings import Settings
 
 Refuse = Callable[[Visit, str, PolyheadError], Response]
@@ -42,7 +43,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status, visit = 500, Visit(request_id(Headers(scope=scope)))
+        status, visit = 500, Visit(request_id(Headers(scope=scope)), claim=Claim(self.server.headroom))
         scope.setdefault("state", {})["visit"] = visit
         trace = self.trace(visit, scope)
         told = {**dict.fromkeys(IDS, visit.id), **trace.headers}
@@ -59,6 +60,7 @@ class Gate:
             await self.let_in(visit, scope, receive, send_with_id)
             foreseen = True
         finally:
+            visit.claim.release()
             if not foreseen:
                 visit.outcome, visit.reason = "failed", PolyheadError.code
             self.note(visit, scope, status, trace)
@@ -146,6 +148,7 @@ def limited(receive: Receive, limits: Settings, visit: Visit) -> Receive:
         complete = not message.get("more_body", False)
         if size > limits.max_body_bytes:
             raise BodyTooLarge(f"the body has more than {limits.max_body_bytes} bytes, at most so many are taken")
+        visit.claim.grow(BODY * len(message.get("body", b"")), "the body")
         return message
 
     return counting

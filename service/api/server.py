@@ -15,6 +15,7 @@ from service.api.security import Keys
 from service.api.served import Served
 from service.api.visit import Visit
 from service.change import Change
+from service.headroom import NUMBER, UNBOUNDED, Headroom
 from service.metrics import Metrics, Watched
 from service.model import Known, Model, State, concerning
 from service.request import Explain, Request
@@ -73,6 +74,7 @@ class Server:
     keys: Keys
     quotas: Quotas
     traces: Traces = UNTRACED
+    headroom: Headroom = UNBOUNDED
 
     def submit(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
         """All of one call, or none.  Raises Expired or Overloaded, and what the engine raises."""
@@ -80,6 +82,7 @@ class Server:
         with concerning(model):
             visit.hurry()
             self.admission.check_tokens(visit.owner, tokens)
+            visit.claim.grow(NUMBER * numbers(model, requests), "the answer")
             sources = self.registry.submit(model, requests)
         self.admission.take(visit.owner, tokens)
         self.quotas.submitted(visit.owner, requests)
@@ -134,3 +137,16 @@ class Server:
             elif name in failing:
                 reasons.append(f"{name} cannot compute any more")
         return reasons
+
+
+def numbers(model: Model, requests: Sequence[Request]) -> int:
+    """Of an answer of numbers, about how many there are; an answer in words has none."""
+    match model.task:
+        case "embed":
+            return len(requests) * model.width
+        case "tag":
+            return sum(request.prompt_tokens for request in requests) * len(model.labels)
+        case "classify" | "rank":
+            return len(requests) * max(len(model.labels), 1)
+        case _:
+            return 0
