@@ -376,8 +376,11 @@ class Engine:
     def _accept(self, worker: Worker, streams: list[Stream]) -> None:
         self._stir(worker)
         for stream in streams:
-            if stream.open:  # else its client has left already
-                worker.submit(stream)
+            if not stream.open:  # its client has left already
+                continue
+            if isinstance(outcome := attempt(partial(worker.submit, stream)), Failure):
+                error = Stopped(f"the engine cannot take it: {outcome.error}")
+                self._post(partial(self._deliver, [(stream, Failed(error))]))
 
     def _drop(self, worker: Worker) -> None:
         self._turns.remove(worker)
