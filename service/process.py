@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -157,6 +158,9 @@ class Process(uvicorn.Server):
         for listener in sockets or []:
             listener.listen(WAITING)
         self.listening = age()
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not so under nohup
+            signal.signal(signal.SIGHUP, self.handle_exit)
         self.announce()
 
     def announce(self) -> None:
