@@ -18,11 +18,11 @@ class TokenizerError(ModelError):
 
 
 def followed(run: Callable[[], T], astray: Callable[[str], ModelError]) -> T:
-    """What `run` returns; raises `astray` of the first line of what the library says where it panics or fails."""
+    """What `run` returns; raises `astray` of the first line of what the library says where it panics."""
     try:
         return run()
     except BaseException as problem:
-        if type(problem).__name__ == PANIC or type(problem) is Exception:  # the library has no narrower one either
+        if type(problem).__name__ == PANIC:
             raise astray(cut(next(iter(str(problem).strip().splitlines()), ""), 200)) from None
         raise
 

@@ -10,6 +10,7 @@ import hmac
 from asyncio import StreamReader
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, Literal
@@ -26,6 +27,7 @@ from service.grammar import Grammar, Thinking
 from service.guide import Asked, Guide
 from service.guides import Compiled
 from service.model import Customs, Model
+from service.outcome import Failure, attempt
 from service.request import (
     Attribution,
     Beams,
@@ -146,6 +148,14 @@ def meant(*told: Any) -> PolyheadError:
     return error
 
 
+def tokenizer_of(*parts: str) -> Tokenizer:
+    """Raises FrameError for whatever the tokenizers library raises: for bad data that is a bare Exception."""
+    outcome = attempt(partial(Tokenizer.of, *parts))
+    if isinstance(outcome, Failure):
+        raise FrameError(f"a tokenizer cannot be made: {outcome.error}") from None
+    return outcome
+
+
 ERRORS: Mapping[str, type[PolyheadError]] = {
     name: kind
     for name, kind in vars(errors).items()
@@ -161,7 +171,7 @@ FORMS: Mapping[type, Form] = {
     Table: floats(Table, "scores"),
     Weights: floats(Weights, "values"),
     Attribution: floats(Attribution, "values"),
-    Tokenizer: Form(attrgetter("parts"), Tokenizer.of),
+    Tokenizer: Form(attrgetter("parts"), tokenizer_of),
     ChatTemplate: Form(attrgetter("parts"), ChatTemplate.of),
     **{
         kind: fielded(kind)

@@ -208,16 +208,8 @@ class Line:
 
     # What it may say
 
-    def _hello(
-        self,
-        version: int,
-        name: str,
-        seen: int,
-        models: Sequence[tuple[str, bytes]],
-        broken: Mapping[str, str],
-        kept: int,
-        block: int,
-    ) -> None:
+    def _hello(self, version: int, name: str, seen: int, models: Sequence[tuple[str, bytes]], *told: Any) -> None:
+        broken, kept, block = told
         if version != VERSION:
             raise FrameError(f"it speaks version {version}, and version {VERSION} is spoken here")
         if name != self.name:
