@@ -6,14 +6,13 @@ still waits.
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from typing import Any, Literal
 
 from models.errors import ModelError
 from service.errors import BadRequest, Cancelled, PolyheadError, Stopped, outward, sentence, spoken
 from service.model import State
 from service.names import NAME, is_name, trunk_of
-from service.outcome import crash
 from service.settings import Settings, SettingsError
 
 Phase = Literal["loading", "draining", "over"]
@@ -68,14 +67,6 @@ def failure(what: str, error: Exception) -> PolyheadError:
         return error
     why = f"{outward(what)} failed: {spoken(error)}"
     return BadRequest(why, param="source") if isinstance(error, REFUSALS) else PolyheadError(why)
-
-
-async def outcome_of(work: Coroutine[Any, Any, None]) -> BaseException | None:
-    """What it raised: an Exception, or what ends this task or the process."""
-    outcomes: Sequence[BaseException | None] = await asyncio.gather(work, return_exceptions=True)
-    outcome = outcomes[0]
-    ends = isinstance(outcome, Exception | asyncio.CancelledError | KeyboardInterrupt | SystemExit)
-    return outcome if outcome is None or ends else crash(outcome)
 
 
 def complain(what: str, error: Exception) -> None:

@@ -61,8 +61,10 @@ def serve(ctx: typer.Context) -> None:
 
 def run(chosen: Any) -> int:
     gc.disable()  # imports make no garbage; to look for it takes a tenth of their time.  Serving switches it on again
-    from service import logs
+    from service import capacity, logs
 
+    if why := capacity.too_small():  # else it is killed while torch is imported
+        raise fail(why)
     logs.configure(chosen.log_format, chosen.log_level)
     return int(serving(chosen)(chosen, traces=traced(chosen)))
 

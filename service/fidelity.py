@@ -11,7 +11,7 @@ import json
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
@@ -65,6 +65,8 @@ class Costs:
             growing.replace(self._file)
         except OSError as error:
             log.info("the measured cost of a precision is not kept: %s", error)
+            with suppress(OSError):  # a full disk has taken a part of it
+                growing.unlink()
 
     def _read(self) -> dict[str, object]:
         """Empty where there is no such file, or it is not ours."""

@@ -110,6 +110,8 @@ class Loader:
             gpu = self.place.device.type == "cuda"
             log.info("torch computes, not the compiled step: %s", unable(settings, self.place.precision, gpu))
         self.budget = Budget(limit_of(settings, self.place.device), settings)
+        if (free := machine.free_memory(self.place.device)) < self.budget.limit:
+            log.warning("memory_mib %d is more than the %d MiB that are free", settings.memory_mib, free >> 20)
         self._ranks = Ranks(settings, self.place, engine.lose) if settings.tensor_parallel > 1 else None
         self.reach = Reach(Path(settings.model_root or settings.model_dir).expanduser(), known(settings))
         self.vetting = Vetting()

@@ -8,13 +8,13 @@ future is resolved.
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from service.errors import PolyheadError, sentence
 
@@ -79,3 +79,11 @@ async def aside(function: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="aside", daemon=True).start()
     return result(cast(T | Failure, await future))
+
+
+async def outcome_of(work: Coroutine[Any, Any, None]) -> BaseException | None:
+    """What it raised: an Exception, or what ends this task or the process."""
+    outcomes: Sequence[BaseException | None] = await asyncio.gather(work, return_exceptions=True)
+    outcome = outcomes[0]
+    ends = isinstance(outcome, Exception | asyncio.CancelledError | KeyboardInterrupt | SystemExit)
+    return outcome if outcome is None or ends else crash(outcome)

@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import math
 import os
+import signal
 import socket
 import sys
 import threading
@@ -19,13 +20,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import FrameType
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
 from uvicorn.server import ServerState
 
+from service import capacity
 from service.api.admission import Admission, Bounds
 from service.api.alike import write_error
 from service.api.connection import Connection, Edge
@@ -37,6 +39,7 @@ from service.api.record import Traces
 from service.api.security import Keys
 from service.api.server import Engine, Registry, Server
 from service.engine.worker import Ended, StepReport
+from service.headroom import TOKEN, Headroom
 from service.metrics import Metrics
 from service.model import Model
 from service.request import Duty
@@ -81,12 +84,22 @@ class Books:
     def rested(self, model: str, task: Duty) -> None:
         self.metrics.rested(model, task)
 
-    def server(self, settings: Settings, registry: Registry, engine: Engine, traces: Traces) -> Server:
-        """What the routes reach, where `registry` and `engine` answer."""
+    def server(
+        self,
+        settings: Settings,
+        registry: Registry,
+        engine: Engine,
+        traces: Traces,
+        held: Callable[[], int] = lambda: 0,
+    ) -> Server:
+        """What the routes reach, where `registry` and `engine` answer; models take `held` bytes of memory."""
+        free = min(capacity.memory_left(), default=math.inf)
+        headroom = Headroom(free, lambda: held() + TOKEN * engine.tokens)
         text = Text(
             threads=settings.tokenizer_threads,
             batch_limit=settings.max_batch_texts,
             tokenised=self.metrics.tokenised,
+            headroom=headroom,
         )
         bounds = Bounds(settings.max_requests, settings.max_tokens_in_flight, settings.key_share)
         return Server(
@@ -101,6 +114,7 @@ class Books:
             origins=Origins(settings),
             receiving=Receiving(WHOLE * settings.max_body_bytes),
             traces=traces,
+            headroom=headroom,
         )
 
 
@@ -160,6 +174,9 @@ class Process(uvicorn.Server):
         if self.probes is not None:
             await self.probes.start()
         self.listening = age()
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not so under nohup
+            signal.signal(signal.SIGHUP, self.handle_exit)
         self.announce()
 
     def announce(self) -> None:
@@ -263,13 +280,13 @@ def edge_of(settings: Settings, server: Server) -> Edge:
     )
 
 
-def configured(app: ASGIApp, edge: Edge) -> uvicorn.Config:
+def configured(app: ASGIApp, edge: Edge, lifespan: Literal["on", "off"] = "on") -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=cast(type[asyncio.Protocol], partial(Connection, edge=edge)),
         ws="none",
         backlog=TAKEN,
-        lifespan="on",
+        lifespan=lifespan,
         log_config=None,
         access_log=False,
         server_header=False,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, 
 from typing import Any, Protocol
 
 from models.checkpoint.beside import Trunk
-from service.change import Change, broken_trunk, complain, failure, outcome_of, refuse_name, refuse_unknown
+from service.change import Change, broken_trunk, complain, failure, refuse_name, refuse_unknown
 from service.engine.engine import Engine, Stream
 from service.engine.worker import Worker
 from service.errors import (
@@ -31,6 +31,7 @@ from service.loading import Loading
 from service.model import Known, Model, State, concerning
 from service.names import trunk_of
 from service.offer import Offer
+from service.outcome import outcome_of
 from service.request import Explain, Request, Task
 from service.settings import Settings
 from service.watching import Watching
@@ -92,6 +93,11 @@ class Registry:
     def memory(self) -> tuple[int, int]:
         """Bytes of the budget, and those of it that are free."""
         return self._loader.budget.limit, self._loader.budget.free
+
+    def held(self) -> int:
+        """Bytes of this machine's memory that models take; on a GPU none."""
+        limit, free = self.memory()
+        return limit - free if self._loader.place.device.type == "cpu" else 0
 
     def cache(self) -> tuple[int, int]:
         """Blocks in the caches of all models, and how many tokens the largest have."""

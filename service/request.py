@@ -1,7 +1,9 @@
 """What is asked of the engine and the events that answer: frozen, plain Python values.  No tensor, no text, no HTTP."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Literal
 
 from service.errors import PolyheadError
@@ -116,6 +118,12 @@ class Generate:
     def prompt_tokens(self) -> int:
         """How many were asked about."""
         return len(self.source or self.tokens)
+
+    @property
+    def named(self) -> Iterator[int]:
+        """Tokens that it names besides its prompt."""
+        sampling = self.sampling
+        return chain(self.stop_tokens, (token for token, _ in sampling.bias), sampling.allowed, *sampling.banned)
 
 
 @dataclass(frozen=True, slots=True)

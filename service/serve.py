@@ -59,7 +59,7 @@ def assemble(settings: Settings, settled: Told, executed: Executed = unchanged, 
     place = placed(settings)
     engine = Engine(books, name=place.device.type, threads=place.torch_threads)
     registry = Registry(engine, settings, told=books.metrics, executed=executed)
-    server = books.server(settings, registry, engine, traces)
+    server = books.server(settings, registry, engine, traces, registry.held)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:

@@ -21,6 +21,7 @@ from service.errors import BadRequest, EmptyInput, Expired, PolyheadError, TooLo
 from service.grammar import Grammar, Thinking
 from service.guide import Guide
 from service.guides import Guides
+from service.headroom import CHARACTER, UNBOUNDED, Headroom
 from service.inputs import Input, Read, Reading, batched, encoded_texts, read_inputs
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
@@ -57,16 +58,23 @@ class Text:
     """Turns what is asked into requests, on `threads` threads of its own, and one for the longest texts.
 
     `batch_limit` bounds the texts of one call.  `tokenised(model, task, seconds)` is told how long each call took,
-    waiting for a thread included.
+    waiting for a thread included.  Texts that are made tokens at once have room in `headroom`.
     """
 
-    def __init__(self, *, threads: int, batch_limit: int, tokenised: Callable[[str, Task, float], None]) -> None:
+    def __init__(
+        self,
+        *,
+        threads: int,
+        batch_limit: int,
+        tokenised: Callable[[str, Task, float], None],
+        headroom: Headroom = UNBOUNDED,
+    ) -> None:
         self._short = Threads(threads, "text", PATIENCE)
         self._long = Threads(1, "text-long", PATIENCE)
         self._grammars = ThreadPoolExecutor(PROCESSES, thread_name_prefix="grammars")
         self._guides = Guides()
         self._batch_limit = batch_limit
-        self._tokenised = tokenised
+        self._tokenised, self._headroom = tokenised, headroom
 
     async def prompts(
         self, model: Model, asked: Continuation, call: str, terms: Terms = UNCONDITIONAL
@@ -168,10 +176,15 @@ class Text:
 
     async def _run(self, model: Model, job: Job, function: Callable[[], T]) -> T:
         """What `function` returns or raises."""
+
+        def run() -> T:
+            with self._headroom.taken(CHARACTER * job.characters, f"{job.field} of {job.characters} characters"):
+                return function()
+
         began = time.perf_counter()
         pool = self._long if job.characters > LONG else self._short
         try:
-            work = pool.run(function, model.tokenizer, f"{job.field}: making its text tokens")
+            work = pool.run(run, model.tokenizer, f"{job.field}: making its text tokens")
             return await before(job.deadline, work, TOKENISING)
         except (EncodingError, TemplateError) as error:
             raise BadRequest(f"{job.field}: {error}", param=job.field) from None

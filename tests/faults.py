@@ -22,8 +22,9 @@ from models.executor import Executor, Rows
 from models.lora import Lora
 from models.native.executor import NativeExecutor
 from models.torch_executor import TorchExecutor
+from service.engine import engine
 
-Kind = Literal["raise", "memory", "device memory", "nan", "poison", "hang", "slow", "say"]
+Kind = Literal["raise", "memory", "device memory", "nan", "poison", "hang", "slow", "say", "die"]
 Version = tuple[int, int]
 EVERY = -1
 
@@ -158,6 +159,8 @@ class Faulty:
                 time.sleep(fault.seconds)
             case "poison":
                 embedding(self.executor)[fault.token] = float("nan")
+            case "die":
+                engine.attempt = die  # what the engine's thread calls next is not caught any more
             case "hang":
                 while fault in self.armed.now():
                     time.sleep(0.01)
@@ -173,6 +176,10 @@ class Faulty:
             elif fault.kind == "say" and row in theirs:
                 out[index] = 0.0
                 out[index, fault.script[rows.positions[row]]] = 1e4
+
+
+def die(_: object) -> None:
+    raise SystemExit("a fault of the test")
 
 
 def embedding(executor: Executor) -> Any:

@@ -13,7 +13,7 @@ import torch
 from prometheus_client.parser import text_string_to_metric_families
 
 from models.executor import Executor
-from service import loader, machine, registry
+from service import capacity, loader, machine, registry
 from service.engine.engine import Engine
 from service.errors import BadRequest, NotFound, Unavailable
 from service.metrics import Metrics
@@ -285,8 +285,8 @@ def test_where_networks_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_machine_is_asked_within_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "MEMINFO", tmp_path / "meminfo")
-    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    monkeypatch.setattr(capacity, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(capacity, "GROUPS", tmp_path)
     assert machine.free_memory(torch.device("cpu")) == machine.UNKNOWN
     (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   4096 kB\n")
     assert machine.free_memory(torch.device("cpu")) == 4096 * 1024

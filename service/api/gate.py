@@ -27,6 +27,7 @@ from service.api.security import access, authorization, speaks_anthropic
 from service.api.server import Server
 from service.api.visit import HEADER, IDS, Visit, seconds
 from service.errors import BodyTooLarge, PolyheadError, SlowBody
+from service.headroom import BODY, Claim
 
 Refuse = Callable[[Visit, str, PolyheadError], Response]
 
@@ -46,7 +47,7 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status, visit = 500, Visit(request_id(Headers(scope=scope)))
+        status, visit = 500, Visit(request_id(Headers(scope=scope)), claim=Claim(self.server.headroom))
         scope.setdefault("state", {})["visit"] = visit
         trace = self.trace(visit, scope)
         told = {**dict.fromkeys(IDS, visit.id), **trace.headers}
@@ -66,6 +67,7 @@ class Gate:
             await self.let_in(visit, scope, receive, send_with_id)
             foreseen = True
         finally:
+            visit.claim.release()
             if not foreseen:
                 visit.outcome, visit.reason = "failed", PolyheadError.code
             self.note(visit, scope, status, trace)
@@ -164,6 +166,7 @@ class Arrival:
             self.receiving.grow(self.body, len(message.get("body", b"")))
             if self.body.size > self.most:
                 raise BodyTooLarge(f"the body has more than {self.most} bytes, at most so many are taken")
+            self.visit.claim.grow(BODY * len(message.get("body", b"")), "the body")
             if message["type"] == "http.request" and not message.get("more_body", False):
                 self.complete()
             return message

@@ -13,6 +13,7 @@ from time import perf_counter
 
 from service.engine.worker import Course
 from service.errors import BadRequest, Expired
+from service.headroom import UNBOUNDED, Claim
 from service.keys import NOBODY, Key
 
 SHORTEST, LONGEST = 0.001, 1e9  # seconds that a request may be given
@@ -36,6 +37,7 @@ class Visit:
     admitted: float = 0.0  # when it was let in, by `time.perf_counter`; 0: it was not
     tokenised: list[tuple[float, float]] = field(default_factory=list)  # from when until when
     courses: list[Course] = field(default_factory=list)  # what the engine was asked for
+    claim: Claim = field(default_factory=lambda: Claim(UNBOUNDED))  # of the memory for requests
     outcome: str = ""  # how it ended, if that was with an error
     reason: str = ""  # the error's code
 

@@ -18,6 +18,7 @@ from typing import TypeVar, cast
 import torch
 
 from service.engine.pace import Pace
+from service.engine.pulse import Pulse
 from service.engine.stream import Lead, Link, Stream
 from service.engine.turns import Turns
 from service.engine.worker import Answer, Counts, Ended, Observer, Step, Worker, not_begun
@@ -61,6 +62,7 @@ class Engine:
         self._quiet: dict[Worker | Link | None, asyncio.Event] = {}  # somebody waits until there are no open ones
         self._calls: set[asyncio.Future[object]] = set()
         self._closing = self._gone = False
+        self._pulse = Pulse()
 
     @property
     def alive(self) -> bool:
@@ -91,10 +93,10 @@ class Engine:
         return counts
 
     def stalled(self) -> float:
-        """Seconds since the last sign of progress, while somebody waits for an answer; otherwise 0."""
+        """Seconds in which the process ran since the last sign of progress, while somebody waits; otherwise 0."""
         if not self._streams or self.idle:
             return 0.0
-        return max(perf_counter() - self._progress, 0.0)
+        return max(perf_counter() - self._progress - self._pulse.paused_since(self._progress), 0.0)
 
     def failing(self) -> list[str]:
         """Models that could not compute the least there is to compute when last asked to."""
@@ -103,6 +105,7 @@ class Engine:
     def start(self) -> None:
         """To be called where answers are wanted: in the running event loop."""
         self._loop = asyncio.get_running_loop()
+        self._pulse.start(self._loop)
         self._thread.start()
 
     async def call(self, function: Callable[[], T]) -> T:
@@ -270,6 +273,8 @@ class Engine:
             log.critical("the engine thread has died; every request fails until the server is restarted")
         self._gone = True
         self._fail_all(Stopped(self._over))
+        for worker in self._links:
+            self._rested(worker)
 
     @property
     def _over(self) -> str:

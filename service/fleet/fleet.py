@@ -7,6 +7,7 @@ code, and a replica that is lost is one error in the streams that it had begun t
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -26,7 +27,23 @@ from service.fleet.roll import Roll
 from service.fleet.routing import Affine, Answers, Ask, Routed
 from service.model import Known, Model, State, concerning
 from service.process import Books
-from service.request import Done, Duty, Event, Explain, Failed, Generate, Request, Task, Token
+from service.request import (
+    Done,
+    Duty,
+    Encode,
+    Encoded,
+    Event,
+    Explain,
+    Explained,
+    Failed,
+    Filled,
+    Generate,
+    Prompted,
+    Request,
+    Table,
+    Task,
+    Token,
+)
 
 log = logging.getLogger("polyhead.fleet")
 
@@ -43,7 +60,26 @@ class Sent:
     left: int = 0  # tokens of its prompt that are not stored there
     silent: bool = True  # nothing was said of it yet
     again: bool = False  # it was sent before
+    parts: int = 0  # events so far that are neither tokens nor its end
     over: bool = False  # the replica has said the last of it
+
+    def expects(self, event: object) -> bool:
+        """Whether a replica that keeps to the rules can say this of it."""
+        request = self.stream.request
+        match event:
+            case Begun(waited):
+                return 0 <= waited < math.inf
+            case Failed():
+                return True
+            case Done():
+                return min(event.prompt_tokens, event.completion_tokens, event.cached_tokens) >= 0
+            case Token():
+                due = isinstance(request, Generate) and self.stream.tokens < request.max_tokens
+                return due and 0 <= event.id < self.model.vocab_size and event.cached >= 0
+        kinds: Mapping[type, tuple[type, ...]]
+        kinds = {Generate: (Prompted,), Encode: (Encoded, Table, Filled), Explain: (Explained,)}
+        self.parts += 1
+        return isinstance(event, kinds[type(request)]) and self.parts == 1
 
     @property
     def movable(self) -> bool:
@@ -172,6 +208,7 @@ class Fleet:
     # What lines say
 
     def joined(self, line: Line) -> None:
+        line.models = {name: model for name, model in line.models.items() if name in self.roll.names()}
         for name, model in line.models.items():
             log.info("%s has a replica: %s at %s:%d", name, line.name, *line.address)
             self._books.metrics.loaded(model)
@@ -183,9 +220,12 @@ class Fleet:
         self.roll.settle()
 
     def said(self, line: Line, events: Sequence[tuple[int, Any]]) -> None:
+        """Raises FrameError for what no replica says.  What is said of a request that is over is dropped."""
         for ticket, event in events:
             sent = self._by_ticket.get(ticket)
             if sent is not None and sent.line is line:
+                if not sent.expects(event):
+                    raise FrameError(f"a request is not answered like this: {str(event)[:200]}")
                 self._heard(sent, event)
 
     def lost(self, line: Line) -> None:

@@ -9,21 +9,25 @@ import hashlib
 import hmac
 from asyncio import StreamReader
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from operator import attrgetter
 from time import perf_counter
 from typing import Any, Literal
 
 import msgpack
+from pydantic import ConfigDict, TypeAdapter
 
 from models.chat import ChatTemplate
+from models.errors import ModelError
 from models.tokenizer import Tokenizer
 from service import errors
 from service.errors import PolyheadError
 from service.grammar import Grammar, Thinking
-from service.guide import Asked
+from service.guide import Asked, Guide
 from service.guides import Compiled
 from service.model import Customs, Model
+from service.outcome import Failure, attempt
 from service.request import (
     Attribution,
     Beams,
@@ -48,7 +52,10 @@ VERSION = 2  # of this table; both ends have the same
 MOST = 1 << 28  # bytes of a frame
 LENGTH = 4  # bytes that say how many follow
 NONCE = 32  # bytes
+DEEPEST = 8  # forms in one another
 LEFT_S = 15.0  # whoever asks a replica that leaves has so long to find somebody else
+
+ASTRAY = (ValueError, TypeError, ArithmeticError, LookupError, RecursionError, MemoryError, ModelError)
 
 Row = Sequence[Any]
 Role = Literal["asks", "answers"]
@@ -73,12 +80,28 @@ class Form:
     value: Callable[..., Any]
 
 
+# Fields whose values travel as something else, and tables, whose buffers are checked as they are made.
+SENT_AS: Mapping[Any, Any] = {
+    Guide | None: Asked | None,
+    "memoryview[float]": Any,
+    tuple[Weights, ...]: tuple[Any, ...],
+    tuple[Attribution, ...]: tuple[Any, ...],
+}
+
+
+def checked(*kinds: Any) -> Callable[[Any], Any]:
+    """A function that returns a row of values of these types, or raises a ValueError."""
+    config = ConfigDict(strict=True, arbitrary_types_allowed=True)
+    return TypeAdapter(tuple[kinds], config=config).validate_python  # type: ignore[valid-type]
+
+
 def fielded(kind: type) -> Form:
-    """A dataclass as the row of its fields."""
+    """A dataclass as the row of its fields, each of the type that is declared."""
     names = [field.name for field in fields(kind)]
+    of_types = checked(*(SENT_AS.get(field.type, field.type) for field in fields(kind)))
 
     def value(*told: Any) -> Any:
-        return kind(**dict(zip(names, told, strict=True)))
+        return kind(**dict(zip(names, of_types(told), strict=True)))
 
     return Form(lambda whole: [getattr(whole, name) for name in names], value)
 
@@ -105,18 +128,32 @@ def left(terms: Terms) -> Row:
     return terms.owner, terms.priority, terms.deadline - perf_counter(), terms.trace
 
 
-def due(owner: str, priority: int, seconds: float, trace: str) -> Terms:
+def due(*told: Any) -> Terms:
+    owner, priority, seconds, trace = of_terms(told)
     return Terms(owner, priority, seconds + perf_counter(), trace)
+
+
+of_floats = TypeAdapter(list[float]).validate_python
+of_terms, of_error = checked(str, int, float, str), checked(str, str, str, int, str, str)
 
 
 def said(error: PolyheadError) -> Row:
     return type(error).__name__, error.message, error.param, error.retry_after, error.model, error.task
 
 
-def meant(name: str, message: str, param: str, retry_after: int, *whose: str) -> PolyheadError:
+def meant(*told: Any) -> PolyheadError:
+    name, message, param, retry_after, *whose = of_error(told)
     error = ERRORS.get(name, PolyheadError)(message, param=param, retry_after=retry_after)
     error.model, error.task = whose
     return error
+
+
+def tokenizer_of(*parts: str) -> Tokenizer:
+    """Raises FrameError for whatever the tokenizers library raises: for bad data that is a bare Exception."""
+    outcome = attempt(partial(Tokenizer.of, *parts))
+    if isinstance(outcome, Failure):
+        raise FrameError(f"a tokenizer cannot be made: {outcome.error}") from None
+    return outcome
 
 
 ERRORS: Mapping[str, type[PolyheadError]] = {
@@ -127,14 +164,14 @@ ERRORS: Mapping[str, type[PolyheadError]] = {
 
 # In this order: a form's number is its place.  A guide travels as what it was compiled from.
 FORMS: Mapping[type, Form] = {
-    frozenset: Form(tuple, lambda *values: frozenset(values)),
+    frozenset: Form(lambda values: tuple(sorted(values)), lambda *values: frozenset(values)),
     PolyheadError: Form(said, meant),
     Terms: Form(left, due),
-    Encoded: Form(attrgetter("values"), lambda *values: Encoded(list(values))),
+    Encoded: Form(attrgetter("values"), lambda *values: Encoded(of_floats(values))),
     Table: floats(Table, "scores"),
     Weights: floats(Weights, "values"),
     Attribution: floats(Attribution, "values"),
-    Tokenizer: Form(attrgetter("parts"), Tokenizer.of),
+    Tokenizer: Form(attrgetter("parts"), tokenizer_of),
     ChatTemplate: Form(attrgetter("parts"), ChatTemplate.of),
     **{
         kind: fielded(kind)
@@ -171,18 +208,38 @@ def packed(value: Any) -> bytes:
     return bytes(msgpack.packb(value, default=plain))
 
 
-def revived(number: int, data: bytes) -> Any:
-    if not 0 <= number < len(VALUES):
-        raise FrameError(f"{number} is the number of no form")
-    return VALUES[number](*unpacked(data))
+def unpacked(data: bytes, depth: int = 0) -> Any:
+    """Raises FrameError.  `depth`: of how many forms it is a part; without a bound they would exhaust the C stack."""
 
+    def revived(number: int, data: bytes) -> Any:
+        if not 0 <= number < len(VALUES) or depth == DEEPEST:
+            raise FrameError(f"{number} is the number of no form, or more than {DEEPEST} are in one another")
+        return VALUES[number](*unpacked(data, depth + 1))
 
-def unpacked(data: bytes) -> Any:
-    """Raises FrameError."""
     try:
         return msgpack.unpackb(data, use_list=False, ext_hook=revived, strict_map_key=False)
-    except (ValueError, TypeError, msgpack.UnpackException) as error:
+    except (*ASTRAY, msgpack.UnpackException) as error:
         raise FrameError(f"a frame of {len(data)} bytes cannot be read: {error}") from None
+
+
+Way = tuple[Callable[[Any], Any], Callable[..., None]]  # what `checked` returns, and the function that gets its values
+
+
+def followed(ways: Mapping[str, Way], words: Any) -> None:
+    """Call the function that the first of `words` names with the others.  Raises FrameError where they do not fit."""
+    if not (isinstance(words, tuple) and words and isinstance(words[0], str) and words[0] in ways):
+        raise FrameError("it begins with no word that is known here")
+    of_types, function = ways[words[0]]
+    try:
+        rest = of_types(words[1:])
+    except ValueError as error:
+        raise FrameError(f"{words[0]}: {next(iter(str(error).splitlines()))}") from None
+    function(*rest)
+
+
+def mark_of(model: Model) -> str:
+    """The same for models that are made of the same, wherever they are loaded."""
+    return hashlib.blake2b(packed(replace(model, created=0, adapter=0)), digest_size=16).hexdigest()
 
 
 def frame(value: Any) -> bytes:

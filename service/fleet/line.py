@@ -9,22 +9,46 @@ import hmac
 import logging
 import secrets
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, Protocol
+from weakref import WeakValueDictionary
 
-from models.errors import ModelError
-from service.fleet.frames import NONCE, VERSION, FrameError, frame, proof, read, unpacked
+from service.errors import PolyheadError
+from service.fleet.frames import (
+    NONCE,
+    VERSION,
+    FrameError,
+    Way,
+    checked,
+    followed,
+    frame,
+    mark_of,
+    proof,
+    read,
+    unpacked,
+)
 from service.fleet.routing import Candidate
 from service.model import Model
+from service.outcome import outcome_of
 
 CONNECT_S = 5.0
 SILENCE_S = 15.0  # a replica says how it is twice a second; one that says nothing for so long is taken for lost
+MOST_BLOCKS = 1 << 20  # of a replica's cache, as far as their names are remembered
+PORTS = 1 << 16
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0  # between two tries to reach one that is listed
 
 Address = tuple[str, int]
+
+# Types of what follows each word that a replica may say.
+HELLO = checked(int, str, int, tuple[tuple[str, bytes], ...], dict[str, str], int, int)
+SAID = checked(tuple[tuple[int, Any], ...])
+LOAD = checked(int, tuple[str, ...], tuple[str, ...] | None)
+WATCHED = checked(int, PolyheadError | dict[str, tuple[int, int]])
+NOTHING = checked()
 
 log = logging.getLogger("polyhead.fleet")
 
@@ -50,12 +74,17 @@ class Circle:
 
     secret: str
     listener: Listener
-    kept: dict[str, Model] = field(default_factory=dict)
+    kept: WeakValueDictionary[str, Model] = field(default_factory=WeakValueDictionary)
 
     def model(self, mark: str, told: bytes) -> Model:
-        if mark not in self.kept:
-            self.kept[mark] = unpacked(told)
-        return self.kept[mark]
+        """Raises FrameError for what is no model, or not the one that `mark` stands for."""
+        if (known := self.kept.get(mark)) is not None:
+            return known
+        model = unpacked(told)
+        if not isinstance(model, Model) or mark_of(model) != mark:
+            raise FrameError("what it says of a model is not what the model's mark stands for")
+        self.kept[mark] = model
+        return model
 
 
 class Line:
@@ -77,12 +106,12 @@ class Line:
         self._asked: dict[int, asyncio.Future[Any]] = {}
         self._numbers = count(1)
         self._listed, self._pause = True, FIRST_PAUSE_S
-        self._ways: Mapping[str, Callable[..., None]] = {
-            "hello": self._hello,
-            "said": lambda events: circle.listener.said(self, events),
-            "load": self._load,
-            "leaving": self._leave,
-            "watched": self._watched,
+        self._ways: Mapping[str, Way] = {
+            "hello": (HELLO, self._hello),
+            "said": (SAID, partial(circle.listener.said, self)),
+            "load": (LOAD, self._load),
+            "leaving": (NOTHING, self._leave),
+            "watched": (WATCHED, self._watched),
         }
         self._task = asyncio.create_task(self._keep())
 
@@ -130,16 +159,19 @@ class Line:
     async def _keep(self) -> None:
         while self._listed:
             try:
-                reader, self._writer = await self._connected()
-                await self._hear(reader)
-            except (OSError, TimeoutError, asyncio.IncompleteReadError, FrameError) as error:
-                log.warning("replica %s at %s:%d: %s", self.name, *self.address, error or type(error).__name__)
-            except (KeyError, TypeError, ValueError, ModelError) as error:  # of another version: it may be replaced
-                log.error("replica %s at %s:%d says what is not known here: %r", self.name, *self.address, error)
+                outcome = await outcome_of(self._met())
             finally:
                 self._hang_up()
+            if isinstance(outcome, OSError | TimeoutError | asyncio.IncompleteReadError):
+                log.warning("replica %s at %s:%d: %s", self.name, *self.address, outcome or type(outcome).__name__)
+            elif outcome is not None:  # it may be of another version, and be replaced
+                log.error("replica %s at %s:%d says what is not known here: %s", self.name, *self.address, outcome)
             await asyncio.sleep(self._pause)
             self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+
+    async def _met(self) -> None:
+        reader, self._writer = await self._connected()
+        await self._hear(reader)
 
     async def _connected(self) -> tuple[StreamReader, StreamWriter]:
         async with asyncio.timeout(CONNECT_S):
@@ -160,8 +192,8 @@ class Line:
     async def _hear(self, reader: StreamReader) -> None:
         while True:
             async with asyncio.timeout(SILENCE_S):
-                way, *rest = await read(reader)
-            self._ways[way](*rest)
+                words = await read(reader)
+            followed(self._ways, words)
             if self.leaving and not self._listed and not self.candidate.open:
                 return
 
@@ -178,20 +210,25 @@ class Line:
 
     # What it may say
 
-    def _hello(self, version: int, name: str, seen: int, models: Any, broken: Mapping[str, str], *cache: int) -> None:
+    def _hello(self, version: int, name: str, seen: int, models: Sequence[tuple[str, bytes]], *told: Any) -> None:
+        broken, kept, block = told
         if version != VERSION:
             raise FrameError(f"it speaks version {version}, and version {VERSION} is spoken here")
         if name != self.name:
             raise FrameError(f"another one answers there: {name}")
+        if not (0 <= seen < PORTS and kept >= 0 and 0 <= block <= MOST_BLOCKS):
+            raise FrameError(f"it says of itself what cannot be: port {seen}, {kept} blocks of {block} tokens")
         self._pause = FIRST_PAUSE_S
         self.page = self.address[0], seen
-        kept, self.block = cache
-        self.candidate = Candidate(name, kept)
+        self.block = block
+        self.candidate = Candidate(name, min(kept, MOST_BLOCKS))
         self.models = {model.name: model for model in (self._circle.model(*told) for told in models)}
         self.broken, self.leaving, self.parting = broken, False, not self._listed
         self._circle.listener.joined(self)
 
     def _load(self, elsewhere: int, reasons: Sequence[str], held: Sequence[str] | None) -> None:
+        if elsewhere < 0:
+            raise FrameError(f"it says that {elsewhere} tokens are queued there")
         self.candidate.elsewhere, self.reasons, self.held = elsewhere, reasons, held
 
     def holds(self, name: str) -> bool:
@@ -202,6 +239,6 @@ class Line:
         self.parting = True
         self._circle.listener.parts(self)
 
-    def _watched(self, number: int, answer: Any) -> None:
+    def _watched(self, number: int, answer: PolyheadError | Mapping[str, tuple[int, int]]) -> None:
         if number in self._asked and not self._asked[number].done():
             self._asked[number].set_result(answer)

@@ -11,17 +11,30 @@ import logging
 import secrets
 import socket
 from asyncio import StreamReader, StreamWriter
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Any
 
 from service.api.record import UNTRACED
 from service.engine.engine import Engine, Stream
 from service.engine.worker import Ended, StepReport
 from service.errors import AnswerTooLarge, PolyheadError, Unavailable
-from service.fleet.frames import LEFT_S, NONCE, VERSION, Begun, FrameError, frame, packed, proof, read
+from service.fleet.frames import (
+    LEFT_S,
+    NONCE,
+    VERSION,
+    Begun,
+    FrameError,
+    Way,
+    checked,
+    followed,
+    frame,
+    mark_of,
+    packed,
+    proof,
+    read,
+)
 from service.fleet.pool import Pool
 from service.fleet.routing import Ask, Candidate
 from service.fleet.window import Window
@@ -38,7 +51,13 @@ from service.settings import Settings
 
 BEAT_S = 0.5  # how often whoever is connected hears how much is queued, if nothing else
 HELLO_S = 10.0  # a stranger has so long to show that it knows the secret
-
+STRANGERS = 64  # connections that have not shown it yet; beyond that the oldest of them is closed
+# Types of what follows each word that may be asked.
+ASK = checked(str, int, tuple[tuple[int, int, Any], ...])
+DROP = checked(int, bool)
+TICKET = checked(int)
+WATCH = checked(int, str)
+NOTHING = checked()
 
 log = logging.getLogger("polyhead.replica")
 
@@ -68,9 +87,10 @@ class Replica:
         books, place = Books.of(settings), placed(settings)
         self.engine = Engine(Steps(books.metrics), name=place.device.type, threads=place.torch_threads)
         self.registry = Registry(self.engine, settings, told=books.metrics, executed=executed)
-        self.server = books.server(settings, self.registry, self.engine, UNTRACED)
+        self.server = books.server(settings, self.registry, self.engine, UNTRACED, self.registry.held)
         self.pool = Pool(self.registry, settings.models, settings.pool_models, self._drain) if settings.pools else None
         self._visitors: set[Visitor] = set()
+        self._strangers: dict[StreamWriter, None] = {}  # oldest first
 
     @property
     def queued(self) -> int:
@@ -141,14 +161,14 @@ class Replica:
 
     def hello(self) -> tuple[Any, ...]:
         """What a replica says of itself.  Models are told apart by what they are made of, wherever they are loaded."""
-        models = []
-        for model in self.models:
-            same = packed(replace(model, created=0, adapter=0))
-            models.append((blake2b(same, digest_size=16).hexdigest(), packed(model)))
+        models = tuple((mark_of(model), packed(model)) for model in self.models)
         kept, size = self.registry.cache()
-        return ("hello", VERSION, self.name, self._seen, tuple(models), dict(self.broken), kept, size)
+        return ("hello", VERSION, self.name, self._seen, models, dict(self.broken), kept, size)
 
     async def _visited(self, reader: StreamReader, writer: StreamWriter) -> None:
+        if len(self._strangers) >= STRANGERS:
+            next(iter(self._strangers)).transport.abort()
+        self._strangers[writer] = None
         try:
             async with asyncio.timeout(HELLO_S):
                 await admit(self._secret, reader, writer)
@@ -156,6 +176,8 @@ class Replica:
             log.warning("a stranger is sent away: %s", error or type(error).__name__)
             writer.close()
             return
+        finally:
+            del self._strangers[writer]
         visitor = Visitor(self, writer)
         self._visitors.add(visitor)
         writer.write(frame(self.hello()))
@@ -214,25 +236,24 @@ class Visitor:
         self._held: dict[int, asyncio.Event] = {}
         self._said: list[tuple[int, Event | Begun]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ways: Mapping[str, Callable[..., None]] = {
-            "ask": self._ask,
-            "drop": self._drop,
-            "hold": self._hold,
-            "resume": self._resume,
-            "watch": self._watch,
-            "left": self.left.set,
+        self._ways: Mapping[str, Way] = {
+            "ask": (ASK, self._ask),
+            "drop": (DROP, self._drop),
+            "hold": (TICKET, self._hold),
+            "resume": (TICKET, self._resume),
+            "watch": (WATCH, self._watch),
+            "left": (NOTHING, self.left.set),
         }
 
     async def hear(self, reader: StreamReader) -> None:
         """Until it goes."""
         try:
             while True:
-                way, *rest = await read(reader)
-                self._ways[way](*rest)
+                followed(self._ways, await read(reader))
         except (OSError, asyncio.IncompleteReadError):
             pass  # it is gone, and what it asked with it
-        except (FrameError, KeyError, TypeError, ValueError) as error:
-            log.error("a connection is given up: what came over it is not known here: %r", error)
+        except FrameError as error:
+            log.error("a connection is given up: what came over it is not known here: %s", error)
 
     async def close(self) -> None:
         for task in self._tasks:
@@ -250,7 +271,13 @@ class Visitor:
     # What it may say
 
     def _ask(self, name: str, answer: int, requests: Sequence[tuple[int, int, Request]]) -> None:
-        for ticket, left, _ in requests:
+        for ticket, left, request in requests:
+            if not isinstance(request, Request) or ticket in self._wanted:
+                raise FrameError("it asks what is no request, or has a number that is in use")
+            if not (answer >= 0 and 0 <= left <= request.prompt_tokens):
+                raise FrameError(
+                    f"{left} tokens are left to compute of {request.prompt_tokens}, and {answer} to answer"
+                )
             self._wanted.add(ticket)
             self.ledger.take(ticket, Ask(left, answer))
         self._go(self._submit(name, [(ticket, request) for ticket, _, request in requests]))

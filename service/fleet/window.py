@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from service.api.health import router
 from service.api.server import Server
+from service.process import configured, edge_of
 
 
 class Window(uvicorn.Server):
@@ -22,7 +23,7 @@ class Window(uvicorn.Server):
         app = FastAPI(openapi_url=None)
         app.state.server = server
         app.include_router(router)
-        super().__init__(uvicorn.Config(app, ws="none", lifespan="off", log_config=None, access_log=False))
+        super().__init__(configured(app, edge_of(server.settings, server), lifespan="off"))
         self._listener = listener
 
     @contextlib.contextmanager
