@@ -39,7 +39,7 @@ EVERY_S = 0.05
 LONG = {"model": "chat", "prompt": "The quick", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
 ASKED = json.dumps(LONG | {"max_tokens": 4}).encode()
 POST = (
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nConnection: close\r\n"
     b"Content-Length: %d\r\n\r\n%s" % (len(ASKED), ASKED)
 )
 LATEST_S = 60.0  # after the last arrival
@@ -147,7 +147,7 @@ def probed(ports: dict[str, int]) -> Iterator[dict[str, list[float]]]:
 def taken(port: int, places: int) -> Iterator[None]:
     """So many requests with long answers are under way."""
     body = json.dumps(LONG | {"stream": True}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body)
     with contextlib.ExitStack() as held:
         talkers = [held.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(places)]
         for talker in talkers:
