@@ -130,6 +130,8 @@ def become(wish: dict[str, Any], errors: int) -> None:
     os.dup2(errors, 2)
     os.close(errors)
     resource.setrlimit(resource.RLIMIT_NOFILE, tuple(wish["files"]))
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which a shell may ignore for what it runs in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = ["polyhead", "serve", *wish["arguments"]]
 
 

@@ -132,10 +132,10 @@ def test_without_room_for_float32_the_default_stays_and_says_so(
     source = file_of(tmp_path)
     real = loader.Loader._load
 
-    async def crowded(self: Any, described: Any, *rest: Any, **more: Any) -> Any:
+    async def crowded(self: Any, loading: Any, described: Any, *rest: Any, **more: Any) -> Any:
         if described.sized.suited.precision == "float32":
             raise loader.NoRoom("no room")
-        return await real(self, described, *rest, **more)
+        return await real(self, loading, described, *rest, **more)
 
     monkeypatch.setattr(loader.Loader, "_load", crowded)
     assert served(source, tmp_path, max_kl=MANY).dtype == "int8"

@@ -45,12 +45,14 @@ class Watched:
                 assert client.post("/v1/completions", json=long).status_code == 429
 
     def taken(self) -> socket.socket:
-        """A connection whose request holds the only place there is, for its body never comes."""
+        """A connection whose request holds the only place there is, since nothing of its long answer is read."""
         url = httpx.URL(self.server.url)
         held = socket.create_connection((url.host, url.port or 80))
+        body = json.dumps({"model": "chat", "prompt": "a", "max_tokens": 16_000, "ignore_eos": True, "stream": True})
         head = f"POST /v1/completions HTTP/1.1\r\nHost: {url.host}\r\nAuthorization: {KEY['Authorization']}\r\n"
-        held.sendall(f"{head}Content-Length: 99\r\n\r\n".encode())
-        self.server.until(lambda: self.server.page.total("http_requests_in_flight"))
+        before = self.server.page.total("requests_received_total")
+        held.sendall(f"{head}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        self.server.until(lambda: self.server.page.total("requests_received_total") > before)
         return held
 
     def answered(self, queries: Iterable[str]) -> None:
@@ -74,8 +76,8 @@ def number(series: dict[str, Any]) -> bool:
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path, tiny_classifier: Path) -> Iterator[Watched]:
-    models = f"chat={tiny_generator}", f"judge={tiny_classifier}"
+def watched(tmp_path_factory: pytest.TempPathFactory, long_generator: Path, tiny_classifier: Path) -> Iterator[Watched]:
+    models = f"chat={long_generator}", f"judge={tiny_classifier}"
     bounds = "--api-keys", "team=a-long-secret", "--max-requests", "1", "--drain-seconds", "8"
     tool("prometheus")  # without one nothing is started
     server = Process(*models, *bounds)

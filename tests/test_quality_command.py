@@ -166,7 +166,8 @@ def test_a_classifier_s_labels(tiny_classifier: Path, precision: str) -> None:
         "probability_change_max",
     }
     assert found["texts"] == found["answers"] >= quality.LEAST_TEXTS
-    assert found["label_agreement"] > 0.9
+    # Its weights are random, so some texts have labels that are nearly tied.
+    assert found["label_agreement"] > (0.5 if precision == "int8" else 0.99)
     assert 0 <= found["probability_change_mean"] <= found["probability_change_max"] < 0.1
     assert (found["probability_change_max"] > 0) == (precision == "int8")
     assert "same label " in polyhead(tiny_classifier, "--precision", precision).stdout
