@@ -18,7 +18,7 @@ def started(command: Sequence[str]) -> subprocess.Popen[bytes]:
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
     )
     assert process.stdin is not None
-    os.set_blocking(process.stdin.fileno(), False)  # one that does not read holds up nobody
+    os.set_blocking(process.stdin.fileno(), False)  # a child that does not read must not block this thread
     try:
         exchanged(process, b"", READY_S)
     except (TimeoutError, BrokenPipeError):

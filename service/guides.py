@@ -152,7 +152,7 @@ class Matched:
 
     def __init__(self, matcher: LLMatcher) -> None:
         self._matcher = matcher
-        self._ahead = deque[int]()  # tokens that must come next and were not told yet
+        self._ahead = deque[int]()  # tokens that must come next and were not returned yet
 
     @property
     def ended(self) -> bool:

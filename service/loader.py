@@ -50,7 +50,7 @@ from service.settings import Settings
 from service.upkeep import trim
 from service.vetting import Vetting
 
-STAGES = {  # what is told of each
+STAGES = {  # what errors and the log say of each
     "describe": "was being described",
     "read and pack": "was being read and packed",
     "warm up": "was being warmed up",

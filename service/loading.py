@@ -24,7 +24,7 @@ log = logging.getLogger("polyhead.loading")
 
 
 def ignore(fraction: float) -> None:
-    """Nobody is interested in how much is read."""
+    """For loads whose progress is not shown."""
 
 
 class Loading:
@@ -111,6 +111,6 @@ class Loading:
 
 
 def retrieve(task: asyncio.Task[Any]) -> None:
-    """Its outcome may be wanted by nobody, which asyncio would complain of."""
+    """Read its outcome, which may be wanted no more: asyncio warns of an error that is never read."""
     if not task.cancelled():
         task.exception()

@@ -46,7 +46,7 @@ class Job:
     field: str
     characters: int
     deadline: float  # on `time.perf_counter`
-    given_up: bool = False  # nobody waits for it any more
+    given_up: bool = False  # its request waits for it no more
 
     def check(self) -> None:
         """To be called between texts, from any thread.  Raises Expired where the rest is not wanted any more."""
@@ -196,7 +196,7 @@ class Text:
 
 
 async def before(deadline: float, work: Coroutine[Any, Any, T], meanwhile: str) -> T:
-    """What `work` returns or raises.  At the deadline nobody waits for it any longer, though a thread may."""
+    """What `work` returns or raises.  At the deadline its request waits no longer, though a thread may go on."""
     try:
         async with asyncio.timeout(None if deadline == math.inf else deadline - time.perf_counter()):
             return await work

@@ -32,7 +32,7 @@ class Work:
 
     def __init__(self, function: Callable[[], object], owner: Hashable, what: str) -> None:
         self.owner, self.what, self.began = owner, what, 0.0
-        self.wanted = self.here = True  # somebody waits for it; its thread has not been replaced
+        self.wanted = self.here = True  # its request waits for it; its thread has not been replaced
         self._function = partial(attempt, partial(copy_context().run, function))
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[object] = self._loop.create_future()

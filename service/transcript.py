@@ -345,7 +345,7 @@ def pumped(index: int, source: AsyncGenerator[T, None], queue: Items[T]) -> asyn
     def over(task: asyncio.Task[None]) -> None:
         queue.put_nowait(task)
         if not task.cancelled():
-            task.exception()  # which is nobody's any more once the call has ended
+            task.exception()  # which is read by no other code once the call has ended
 
     task = asyncio.create_task(pump())
     task.add_done_callback(over)

@@ -222,7 +222,7 @@ class Admission:
 
     @contextmanager
     def reserved(self, owner: str, tokens: int) -> Iterator[Callable[[int], None]]:
-        """Room for the tokens of a call while it is submitted: the function is told how many are.
+        """Room for the tokens of a call while it is submitted: call the function with how many are.
 
         Raises Overloaded as `check_tokens` does.
         """

@@ -2,7 +2,7 @@
 
 Two checks, before a key or a body is looked at.  `Host` must be a name of this server, so that a foreign name which
 was rebound to its address reaches nothing (DNS rebinding).  A page's origin must be the server's own or be listed in
-`cors_origins`, which is told to browsers as the Fetch standard has it (CORS).  Clients that are not browsers send
+`cors_origins`, and browsers learn that as the Fetch standard has it (CORS).  Clients that are not browsers send
 neither `Origin` nor `Sec-Fetch-Site` and are not affected by the second check.
 """
 
@@ -134,7 +134,7 @@ def origin_of(headers: Headers) -> str:
 
 
 def opens_page(method: str, headers: Headers) -> bool:
-    """Whether somebody follows a link to this server: the page that sent them sees nothing of the answer."""
+    """Whether a user follows a link to this server: the page with the link sees nothing of the answer."""
     navigates = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
     return method in ("GET", "HEAD") and navigates
 

@@ -111,7 +111,7 @@ class Server:
                     await asyncio.sleep(0)
             whole = True
         finally:
-            if not whole:  # cancelled, perhaps: nobody else has the sources, to close them
+            if not whole:  # cancelled, perhaps: only this function has the sources, to close them
                 run_sliced(methodcaller("close"), sources)
         return sources
 

@@ -93,7 +93,7 @@ class Engine:
         return counts
 
     def stalled(self) -> float:
-        """Seconds in which the process ran since the last sign of progress, while somebody waits; otherwise 0."""
+        """Seconds in which the process ran since the last sign of progress, while a request waits; otherwise 0."""
         if not self._streams or self.idle:
             return 0.0
         return max(perf_counter() - self._progress - self._pulse.paused_since(self._progress), 0.0)

@@ -141,7 +141,7 @@ def too_late(ticket: Ticket, now: float) -> Expired:
 
 
 def not_begun(error: Exception) -> PolyheadError:
-    """What a request is told that a worker could not take."""
+    """The error of a request that a worker could not take."""
     return error if isinstance(error, PolyheadError) else StepFailed("the request could not be begun")
 
 
