@@ -343,7 +343,7 @@ class Connection(asyncio.BufferedProtocol):
             self.transport.close()
 
     def shutdown(self) -> None:
-        """Asked by the server: the answer that is under way is the last, and a body that is not whole is waited for no more."""
+        """Asked by the server: the answer under way is the last, and a body that is not whole is waited for no more."""
         self.closing = True
         if self.exchange is None or self.lingering:
             self.transport.close()
