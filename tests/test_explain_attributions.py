@@ -1,5 +1,6 @@
 """What each token did: as captum and transformers have it, as the plain loop has it, and in pieces."""
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -221,6 +222,31 @@ def test_others_may_compute_after_every_piece(method: Any, tmp_path: Path) -> No
     together = explained(explain(watched, about, piece=1000))
     for some, other in zip(whole.attributions, together.attributions, strict=True):
         assert close(some.values, other.values, 1e-5), "pieces change nothing"
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+@pytest.mark.parametrize("method", ["gradient_x_input", "integrated_gradients", "occlusion"])
+def test_of_a_text_that_is_longer_than_a_piece_others_may_compute_after_every_layer(
+    method: Any, kind: str, tmp_path: Path
+) -> None:
+    """Forward and backward: both pass through the layers one at a time."""
+    watched = both(kind, tmp_path)[1]
+    about, layers, seen = asked(method, CASES[kind][1], steps=STEPS, baseline=PAD), [0], list[int]()
+
+    def counted(*_: Any) -> None:
+        layers[0] += 1
+
+    for block in watched.network.blocks:  # type: ignore[union-attr]
+        block.register_forward_pre_hook(counted)
+        block.mlp.register_full_backward_hook(counted)
+
+    steps = explain(watched, about, piece=1)
+    with contextlib.suppress(StopIteration):
+        while True:
+            before = layers[0]
+            next(steps)
+            seen.append(layers[0] - before)
+    assert max(seen) == 1
 
 
 def test_a_network_is_left_as_it_can_be_shared(tmp_path: Path) -> None:

@@ -41,7 +41,9 @@ METHODS: dict[Method, Callable[[Watched, Asked, int], Steps]] = {
 
 
 def explain(watched: Watched, asked: Asked, *, piece: int = PIECE) -> Steps:
-    """Yields between pieces of about `piece` token rows, forward or forward and backward; one text alone may be longer.
+    """Yields between pieces of about `piece` token rows, forward or backward.
+
+    A longer text is cut between its layers, unless one sequence is read and another written.
 
     UnsupportedError where the network has nothing of that kind to show.
     """

@@ -5,7 +5,7 @@ positions and segments stay where they are; and as many texts between the baseli
 as make a piece.
 """
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -13,16 +13,18 @@ from torch import Tensor
 
 from models.explain.asked import Asked, Attribution, Explanation
 from models.explain.reading import Reading
-from models.explain.watched import Watched
+from models.explain.watched import Segment, Watched, in_pieces
 
 
-def gradient_x_input(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:  # noqa: ARG001
+def gradient_x_input(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
     """The derivative after a row's embedding, times that embedding (Shrikumar et al. 2017, arXiv:1704.02685)."""
-    reading, there = watched.reading(asked), watched.embeddings(asked.text)
+    reading, there = (yield from watched.reading(asked, piece)), watched.embeddings(asked.text)
     values, found = np.zeros(len(asked.goals)), []
-    for goal, value, slopes in sloping(watched, asked, reading, there[None]):
-        values[goal] = value.item()
-        found.append((slopes[0] * there).sum(dim=-1).cpu().numpy())
+    for computed in sloping(watched, asked, reading, there[None], piece):
+        if computed is not None:
+            goal, value, slopes = computed
+            values[goal] = value.item()
+            found.append((slopes[0] * there).sum(dim=-1).cpu().numpy())
         yield
     pairs = zip(found, values.tolist(), strict=True)
     return Explanation(attributions=tuple(Attribution(rows, score, float("nan")) for rows, score in pairs))
@@ -36,35 +38,59 @@ def integrated_gradients(watched: Watched, asked: Asked, piece: int) -> Generato
     degree.  What all rows owe together is the goal's value for the text less that for the baseline (completeness),
     but for what the rule misses.
     """
-    reading, there, nothing = watched.reading(asked), watched.embeddings(asked.text), baseline(watched, asked)
+    reading = yield from watched.reading(asked, piece)
+    there, nothing = watched.embeddings(asked.text), baseline(watched, asked)
     way = there - nothing
     means = np.zeros((len(asked.goals), *way.shape))
     for at, weights in points(asked.steps, max(1, piece // asked.text.rows), way):
-        for goal, _, slopes in sloping(watched, asked, reading, nothing + at[:, None, None] * way):
-            means[goal] += torch.einsum("n,nre->re", weights, slopes).cpu().numpy()
+        for computed in sloping(watched, asked, reading, nothing + at[:, None, None] * way, piece):
+            if computed is not None:
+                goal, _, slopes = computed
+                means[goal] += torch.einsum("n,nre->re", weights, slopes).cpu().numpy()
             yield
     owed = np.einsum("gre,re->gr", means, way.cpu().numpy()).astype(np.float32)
     ends = []
     for point in (there, nothing):
-        with torch.inference_mode(False), torch.no_grad():
-            ends.append(reading(watched.states([asked.text], point[None]))[0].tolist())
+        states = yield from watched.states_in_pieces([asked.text], piece, point[None])
+        with torch.no_grad():
+            ends.append(reading(states)[0].tolist())
         yield
     return Explanation(attributions=tuple(map(Attribution, owed, *ends)))
 
 
-def sloping(watched: Watched, asked: Asked, reading: Reading, at: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
-    """The number of each goal, its values [N] where embeddings are `at` [N, rows, E], and their derivatives there.
+def sloping(
+    watched: Watched, asked: Asked, reading: Reading, at: Tensor, piece: int
+) -> Iterator[tuple[int, Tensor, Tensor] | None]:
+    """The number of each goal, its values [N] where embeddings are `at` [N, rows, E], and their derivatives there; None
+    between pieces of a pass.
 
     One forward pass for all goals, and a backward pass for each.  Between them nothing of torch's modes is held.
     """
+    most = piece * max([1, *(layers for layers, _ in watched.layout.values())])
     with torch.inference_mode(False), torch.enable_grad():
         at = at.clone().requires_grad_()
-        values = reading(watched.states([asked.text] * len(at), at))  # [N, G]
+    segments = yield from in_pieces(watched.segments([asked.text] * len(at), at), most)
+    with torch.inference_mode(False), torch.enable_grad():
+        states = segments[-1][1].detach().requires_grad_()
+        values = reading(states)  # [N, G]
     last = values.size(1) - 1
     for goal in range(last + 1):
         with torch.inference_mode(False), torch.enable_grad():
-            (slopes,) = torch.autograd.grad(values[:, goal].sum(), at, retain_graph=goal < last)
+            (slopes,) = torch.autograd.grad(values[:, goal].sum(), states, retain_graph=goal < last)
+        slopes = yield from in_pieces(backward(segments, slopes, keep=goal < last), most)
         yield goal, values[:, goal].detach(), slopes
+
+
+def backward(segments: Sequence[Segment], slopes: Tensor, *, keep: bool) -> Generator[int, None, Tensor]:
+    """The derivatives after what the first part reads, given those after what the last one made; `keep` their graphs.
+
+    Yields how many rows a part had, once it is computed.
+    """
+    for entered, made in reversed(segments):
+        with torch.inference_mode(False), torch.enable_grad():
+            (slopes,) = torch.autograd.grad(made, entered, slopes, retain_graph=keep)
+        yield slopes.numel() // slopes.size(-1)
+    return slopes
 
 
 def points(steps: int, together: int, like: Tensor) -> Iterator[tuple[Tensor, Tensor]]:

@@ -11,7 +11,7 @@ from models.explain import flows
 from models.explain.asked import Asked, Explanation, Part, Weights
 from models.explain.flows import Floats
 from models.explain.lens import Plate
-from models.explain.watched import Shape, Watched
+from models.explain.watched import Shape, Watched, in_pieces
 
 
 def attention(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:
@@ -53,12 +53,7 @@ def means(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, F
 
 def seen(watched: Watched, asked: Asked, plates: Mapping[Part, Plate], piece: int) -> Generator[None, None, None]:
     """Yields when so many rows have gone through a layer as make a piece going through all of them."""
-    most, done = piece * max(layers for layers, _ in watched.layout.values()), 0
-    for rows in watched.look(asked.text, plates):
-        done += rows
-        if done >= most:
-            yield
-            done = 0
+    yield from in_pieces(watched.look(asked.text, plates), piece * max(layers for layers, _ in watched.layout.values()))
 
 
 def together(kind: Literal["rollout", "flow"], values: Floats) -> Explanation:

@@ -25,14 +25,14 @@ def occlusion(watched: Watched, asked: Asked, piece: int) -> Generator[None, Non
     Windows begin at every row.  What is lost is spread evenly over the rows of a window, and a row's number is the mean
     over the windows that it was in.  A row that is never hidden has 0.
     """
-    reading, places = watched.reading(asked), list(windows(asked))
-    score = valued(watched, reading, [asked.text])[0]
+    reading, places = (yield from watched.reading(asked, piece)), list(windows(asked))
+    [score] = yield from valued(watched, reading, [asked.text], piece)
     yield
     lost, times = np.zeros((len(asked.goals), asked.text.rows)), np.zeros(asked.text.rows)
     together = max(1, piece // asked.text.rows)
     for first in range(0, len(places), together):
         some = places[first : first + together]
-        values = valued(watched, reading, [without(asked, place) for place in some])
+        values = yield from valued(watched, reading, [without(asked, place) for place in some], piece)
         for place, value in zip(some, values, strict=True):
             lost[:, place.start : place.stop] += (score - value)[:, None] / len(place)
             times[place.start : place.stop] += 1
@@ -42,10 +42,11 @@ def occlusion(watched: Watched, asked: Asked, piece: int) -> Generator[None, Non
     return Explanation(attributions=tuple(Attribution(values, value, float("nan")) for values, value in pairs))
 
 
-@torch.no_grad()
-def valued(watched: Watched, reading: Reading, texts: Sequence[Text]) -> Floats:
+def valued(watched: Watched, reading: Reading, texts: Sequence[Text], piece: int) -> Generator[None, None, Floats]:
     """[N, G] the goals' values of N texts."""
-    values: Floats = reading(watched.states(texts)).double().cpu().numpy()
+    states = yield from watched.states_in_pieces(texts, piece)
+    with torch.no_grad():
+        values: Floats = reading(states).double().cpu().numpy()
     return values
 
 

@@ -5,11 +5,11 @@ with lenses laid over its attention and embeddings that are handed to it; so it 
 answers nobody else.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -31,6 +31,8 @@ from models.transformer import Transformer
 
 Writer = EncoderDecoder | RecurrentTranslator
 Shape = tuple[int, int]  # how many layers, of how many heads
+Segment = tuple[Tensor, Tensor]  # what a part of the network reads, and what it makes of it
+T = TypeVar("T")
 
 
 class Watched:
@@ -84,12 +86,52 @@ class Watched:
         states = cast(Transformer, self.network)(tokens) if self.writer is None else self.writer.readout(source, tokens)
         return cast(Tensor, states.unflatten(0, (len(texts), -1)))
 
-    @torch.no_grad()
-    def reading(self, asked: Asked) -> Reading:
-        """What the goals are worth, given those states."""
-        beside = asked.beside
-        other = None if beside is None else reading.vector(cast(Pooler, self.head), self.states([beside]))
-        return Reading(self.head, asked.goals, other)
+    def states_in_pieces(
+        self, texts: Sequence[Text], piece: int, embedded: Tensor | None = None
+    ) -> Generator[None, None, Tensor]:
+        """The same states, without derivatives.  Yields between pieces of about `piece` rows, several of a long text.
+
+        What reads one sequence and writes another is computed whole.
+        """
+        if self.writer is not None:
+            with torch.no_grad():
+                return self.states(texts, embedded)
+        body = cast(Transformer, self.network)
+        layers = self._layers(body, self._batches(texts, embedded)[0], set(), {})
+        states: Any = yield from in_pieces(layers, piece * len(body.blocks))
+        return cast(Tensor, states.unflatten(0, (len(texts), -1)))
+
+    def segments(self, texts: Sequence[Text], embedded: Tensor) -> Generator[int, None, list[Segment]]:
+        """The parts of the network in their order, each a graph of its own for autograd, so that derivatives can be
+        taken part by part from the last to the first.  Yields how many rows a layer had, once it is computed.
+
+        What reads one sequence and writes another is one part.
+        """
+        if self.writer is not None:
+            with torch.inference_mode(False), torch.enable_grad():
+                return [(embedded, self.states(texts, embedded))]
+        body = cast(Transformer, self.network)
+        with torch.inference_mode(False), torch.enable_grad():
+            x, frame = body.open(self._batches(texts, embedded)[0])
+        found = [(embedded, x)]
+        for part in (*body.blocks, body.final_norm):
+            self._silence()
+            with torch.inference_mode(False), torch.enable_grad():
+                entered = x.detach().requires_grad_()
+                x = part(entered) if part is body.final_norm else part(entered, frame)
+            found.append((entered, x))
+            yield len(x)
+        entered, states = cast(tuple[Tensor, Any], found.pop())
+        with torch.inference_mode(False), torch.enable_grad():
+            return [*found, (entered, states.unflatten(0, (len(texts), -1)))]
+
+    def reading(self, asked: Asked, piece: int) -> Generator[None, None, Reading]:
+        """What the goals are worth, given those states.  Yields as `states_in_pieces` does."""
+        if asked.beside is None:
+            return Reading(self.head, asked.goals, None)
+        states = yield from self.states_in_pieces([asked.beside], piece)
+        with torch.no_grad():
+            return Reading(self.head, asked.goals, reading.vector(cast(Pooler, self.head), states))
 
     @torch.no_grad()
     def scores(self, text: Text, rows: Sequence[int] = (), beside: Text | None = None) -> Tensor:
@@ -107,7 +149,7 @@ class Watched:
         some, matrix, bias = reading.last(self.head, states, wanted)
         return F.linear(some[0], matrix, bias)
 
-    def look(self, text: Text, plates: Mapping[Part, Plate]) -> Iterator[int]:
+    def look(self, text: Text, plates: Mapping[Part, Plate]) -> Generator[int, None, None]:
         """Lay the weights of one text on plates, layer by layer.  Tells how many rows a layer had, once it is done."""
         tokens, source = self._batches([text], None)
         if self.writer is None:
@@ -168,6 +210,19 @@ class Watched:
         for part, lenses in self.lenses.items():
             for lens in lenses:
                 lens.silent = {head for where, layer, head in self.silenced if (where, layer) == (part, lens.layer)}
+
+
+def in_pieces(layers: Generator[int, None, T], most: int) -> Generator[None, None, T]:
+    """What `layers` returns; yields when `most` rows have gone through a layer since it last did."""
+    done = 0
+    while True:
+        try:
+            done += next(layers)
+        except StopIteration as over:
+            return cast(T, over.value)
+        if done >= most:
+            yield
+            done = 0
 
 
 def attentions(network: nn.Module, head: nn.Module) -> dict[Part, list[Attention]]:
