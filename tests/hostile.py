@@ -492,6 +492,9 @@ FILES: dict[str, bytes | tuple[int, bytes]] = {  # a length and how it begins, o
         tensors=placed("a", [4], 0) + placed("b", [4], 8), counts=(2, 0), rest=bytes(128)
     ),
     "one name twice": gguf(tensors=placed("a", [4], 0) + placed("a", [4], 32), counts=(2, 0), rest=bytes(128)),
+    "one name twice behind 60,000 others": gguf(
+        tensors=b"".join(placed(f"a{number % 60_000}", [0], 0) for number in range(1, 60_002)), counts=(60_001, 0)
+    ),
     "one field twice": gguf(LLAMA + LLAMA, counts=(0, 2)),
     "a kind of 2^31": gguf(tensors=placed("a", [4], 0, 1 << 31), counts=(1, 0), rest=bytes(64)),
     "an alignment of 2^63": gguf(

@@ -13,7 +13,8 @@ import torch
 import transformers as tf
 from edits import edited, with_tensors
 
-from models.checkpoint import load
+from models.checkpoint import folder as folder_of
+from models.checkpoint import load, tensors
 from models.errors import CheckpointError, ModelError, UnsupportedError
 
 
@@ -188,6 +189,23 @@ def test_broken_indices(tiny_classifier: Path, tmp_path: Path, weight_map: Any, 
     folder = edited(tiny_classifier, tmp_path / "s", "model.safetensors.index.json", weight_map=weight_map)
     with pytest.raises(CheckpointError, match=sentence):
         load(str(folder))
+
+
+def test_tensors_of_all_shards_are_counted(
+    tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard may be a link to another, so that a small file stands for many."""
+    folder = edited(tiny_classifier, tmp_path / "s")
+    count = len(tensors.safetensors(folder / "model.safetensors"))
+    names = [f"model-{number}.safetensors" for number in range(3)]
+    for name in names:
+        (folder / name).symlink_to("model.safetensors")
+    places = dict(zip(tensors.safetensors(folder / "model.safetensors"), names, strict=False))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert folder_of.sharded(folder).keys() == places.keys()
+    monkeypatch.setattr(tensors, "MOST_TENSORS", 3 * count - 1)
+    with pytest.raises(CheckpointError, match=f"it has {3 * count} tensors; {3 * count - 1} are the most"):
+        folder_of.sharded(folder)
 
 
 CONVERT = r"save_pretrained\(folder\) writes safetensors"

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, until
 from test_app import call
 
+from service.api import tei
 from service.api.tei import DIALECT
 from service.api.tei_wire import (
     DecodeRequest,
@@ -40,6 +41,7 @@ from service.errors import (
     Unavailable,
     WrongTask,
 )
+from service.headroom import LEAST, UNBOUNDED
 from service.model import Model
 from service.request import Encode, Failed
 
@@ -189,6 +191,17 @@ def test_rerank(app: FastAPI, registry: Registry, models: list[Model]) -> None:
 
 def test_equal_scores_keep_their_order() -> None:
     assert [rank["index"] for rank in write_rerank(RerankRequest.read(RERANK), [0.5, 0.75, 0.5])] == [1, 0, 2]
+
+
+def test_a_list_of_tokens_has_room_before_it_is_written(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(UNBOUNDED, "_free", 0)
+    monkeypatch.setattr(tei, "LISTED", LEAST // 4)
+    body = {"inputs": ["a good film"] * 2}
+    [answer] = ask(app, ("/models/judge/tokenize", body))
+    assert answer.status_code == 413
+    assert "the list of tokens takes about" in answer.text
+    monkeypatch.setattr(tei, "LISTED", 1)
+    assert ask(app, ("/models/judge/tokenize", body))[0].status_code == 200
 
 
 def test_tokenize_counts_bytes(app: FastAPI, models: list[Model]) -> None:

@@ -1,5 +1,6 @@
 """How the playground is served: which files, with which headers, to whom; what it does is looked at in a browser."""
 
+import asyncio
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from fastapi import FastAPI
 from scripted import Registry, application, echo, model
 from test_app import call
 
-from service.api.web import FOLDER, PAGES, REFERENCE_FILES, pages, wants_html
+from service.api.web import FOLDER, PAGES, REFERENCE_FILES, Description, Page, pages, wants_html
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 KEY = {"Authorization": "Bearer s3cret"}
@@ -118,6 +119,21 @@ def test_the_reference_is_of_the_package_alone() -> None:
         assert call(app, "GET", path).status_code == 401
     assert call(app, "GET", "/redoc", headers=KEY).status_code == 404
     assert "/v1/rerank" in call(app, "GET", "/openapi.json", headers=KEY).json()["paths"]
+
+
+def test_the_description_is_made_once() -> None:
+    made = list[int]()
+
+    async def ask() -> list[Page]:
+        description = Description(lambda: {"made": made.append(1)})
+        return await asyncio.gather(*(description.page() for _ in range(10)))
+
+    assert len({page.tag for page in asyncio.run(ask())}) == len(made) == 1
+    app = application(Registry([], echo))
+    first = call(app, "GET", "/openapi.json")
+    assert first.headers["content-type"] == "application/json"
+    assert call(app, "GET", "/openapi.json", headers={"If-None-Match": first.headers["etag"]}).status_code == 304
+    assert call(app, "HEAD", "/openapi.json").headers["etag"] == first.headers["etag"]
 
 
 def test_only_files_that_a_browser_is_to_have_are_served(tmp_path: Path) -> None:

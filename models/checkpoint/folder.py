@@ -15,7 +15,7 @@ from models.checkpoint.answers import HEADS, pools
 from models.checkpoint.description import Description
 from models.checkpoint.formats import INDEX, SINGLE, no_weights, refuse_folder
 from models.checkpoint.parts import Json, Parts, Vet, configured, read_json, template, trust
-from models.checkpoint.tensors import Entry, safetensors
+from models.checkpoint.tensors import Entry, refuse_many, safetensors
 from models.errors import CheckpointError, UnsupportedError
 from models.files import subfolder, text
 from models.tokenizer import Tokenizer
@@ -107,17 +107,23 @@ def sharded(path: Path) -> dict[str, Entry]:
     places = read_json(path / INDEX).get("weight_map")
     if not isinstance(places, dict) or not places:
         raise CheckpointError("it has no weight_map", file=str(path / INDEX))
-    shards: dict[str, dict[str, Entry]] = {}
+    shards: dict[str, list[str]] = {}
     for name, shard in places.items():
         if not isinstance(shard, str) or PurePath(shard).name != shard or "\\" in shard:
             raise CheckpointError(f"shard {shard!r} is not a file of this folder", file=str(path / INDEX), tensor=name)
-        if shard not in shards:
-            if not (path / shard).is_file():
-                raise CheckpointError(f"shard {shard} is missing", file=str(path / INDEX), tensor=name)
-            shards[shard] = safetensors(path / shard)
-        if name not in shards[shard]:
-            raise CheckpointError(f"{INDEX} places it here, but it is not", file=str(path / shard), tensor=name)
-    return {name: shards[shard][name] for name, shard in places.items()}
+        if shard not in shards and not (path / shard).is_file():
+            raise CheckpointError(f"shard {shard} is missing", file=str(path / INDEX), tensor=name)
+        shards.setdefault(shard, []).append(name)
+    found, count = dict[str, Entry](), 0
+    for shard, names in shards.items():
+        there = safetensors(path / shard)
+        count += len(there)
+        refuse_many(path / INDEX, count)
+        for name in names:
+            if name not in there:
+                raise CheckpointError(f"{INDEX} places it here, but it is not", file=str(path / shard), tensor=name)
+            found[name] = there[name]
+    return {name: found[name] for name in places}
 
 
 def tokenizer_of(path: Path, vet: Vet = trust) -> Tokenizer:

@@ -6,6 +6,7 @@ quantised numbers stays with the package.  Format: https://github.com/ggml-org/g
 """
 
 import struct
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import pairwise
@@ -18,7 +19,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from models.checkpoint.tensors import Encoding, Entry, plain
+from models.checkpoint.tensors import Encoding, Entry, plain, refuse_many
 from models.errors import CheckpointError, UnsupportedError
 from models.files import opened
 from models.native.library import fastest
@@ -152,6 +153,7 @@ class _Header:
 
     def entries(self, count: int, alignment: Any) -> dict[str, Entry]:
         self.expect(count)
+        refuse_many(self.path, count)
         found = [self.entry() for _ in range(count)]
         if type(alignment) is not int or alignment < 1:
             raise CheckpointError(f"general.alignment is {alignment!r}, not a positive number", file=str(self.path))
@@ -171,7 +173,7 @@ class _Header:
     def refuse_doubt(self, names: list[str], placed: Mapping[str, Entry]) -> None:
         """Two tensors of one name, or in the same bytes."""
         if len(placed) != len(names):
-            twice = next(name for name in placed if names.count(name) > 1)
+            twice = next(name for name, count in Counter(names).items() if count > 1)
             raise CheckpointError("it is there twice: is the file damaged?", file=str(self.path), tensor=twice)
         there = sorted((entry for entry in placed.values() if entry.size), key=lambda entry: entry.start)
         for one, other in pairwise(there):

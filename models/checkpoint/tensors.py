@@ -24,6 +24,7 @@ PIECE = 1 << 20  # bytes of a file in memory at a time
 LONGEST_HEADER = 16 << 20  # bytes; the specification allows 100 MB, which no network needs
 MOST_VALUES = 1 << 21  # of its JSON
 MOST_SIDES = 8  # of a tensor
+MOST_TENSORS = 1 << 18  # of all files together; the largest mixtures of experts have a third of that
 
 
 def ignore(size: int) -> None:
@@ -128,6 +129,7 @@ def safetensors(path: Path) -> dict[str, Entry]:
     """What a safetensors file holds, from its header alone (https://huggingface.co/docs/safetensors)."""
     header, start, length = _header(path)
     header.pop("__metadata__", None)
+    refuse_many(path, len(header))
     entries = {name: _entry(path, name, fields, start) for name, fields in header.items()}
     for entry in entries.values():
         if (end := start + header[entry.name]["data_offsets"][1]) > length:
@@ -146,6 +148,12 @@ def safetensors(path: Path) -> dict[str, Entry]:
         length,
     )
     return entries
+
+
+def refuse_many(path: Path, count: int) -> None:
+    """Raises CheckpointError for more tensors than a network has."""
+    if count > MOST_TENSORS:
+        raise CheckpointError(f"it has {count} tensors; {MOST_TENSORS} are the most that are read", file=str(path))
 
 
 def refuse_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, length: int) -> None:

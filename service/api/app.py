@@ -71,6 +71,7 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
         summary="Encoder classifiers and decoder generators behind one HTTP server.",
         lifespan=lifespan,
         redirect_slashes=False,
+        openapi_url=None,  # FastAPI writes it anew for each request; see service.api.web
         docs_url=None,  # FastAPI's pages load scripts from another origin; see service.api.web
         redoc_url=None,
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # see service.traces
@@ -93,6 +94,7 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
     app.add_middleware(Gate, server=server, refuse=refuse)
     install_handlers(app, refuse)
     app.openapi = partial(described, app, app.openapi, owner)  # type: ignore[method-assign]
+    app.state.description = web.Description(app.openapi)
     return app
 
 

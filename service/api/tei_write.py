@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
+import orjson
+
 from models.tokenizer import Encoding
 from service.api.generation_wire import MOST_TRIES
 from service.api.options import MOST_STOPS
@@ -81,8 +83,10 @@ def write_rerank(wire: RerankRequest, values: Sequence[float]) -> list[dict[str,
     return sorted(ranks, key=lambda rank: -rank["score"])
 
 
-def write_tokenize(texts: Sequence[str], encodings: Sequence[Encoding]) -> list[list[dict[str, Any]]]:
-    return [tokens(text, encoding) for text, encoding in zip(texts, encodings, strict=True)]
+def write_tokenize(texts: Sequence[str], encodings: Sequence[Encoding]) -> bytes:
+    """As JSON, a text at a time: the objects of all of them would take several times the memory."""
+    lists = (orjson.dumps(tokens(text, encoding)) for text, encoding in zip(texts, encodings, strict=True))
+    return b"[%s]" % b",".join(lists)
 
 
 def tokens(text: str, encoding: Encoding) -> list[dict[str, Any]]:

@@ -4,17 +4,21 @@ Knows no model and no key: whatever the page shows it asks of the API, as anybod
 served is a table of the files that were there at the start, so no path of a request ever reaches the disk.
 """
 
+import asyncio
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from service.api.health import server
 from service.errors import NotFound
+from service.outcome import on_thread
 
 FOLDER = Path(__file__).parents[1] / "web"
 INDEX, REFERENCE = "index.html", "docs.html"
@@ -62,13 +66,30 @@ class Page:
     tag: str
 
 
+class Description:
+    """The page of what `make` returns as JSON: made once, on a thread, since it takes a tenth of a second and more."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make, self._lock = make, asyncio.Lock()
+        self._page: Page | None = None
+
+    async def page(self) -> Page:
+        async with self._lock:
+            if self._page is None:
+                self._page = await on_thread(lambda: page(orjson.dumps(self._make()), "application/json"))
+            return self._page
+
+
+def page(content: bytes, kind: str) -> Page:
+    return Page(content, kind, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+
+
 def pages(folder: Path) -> Mapping[str, Page]:
     """Those of `folder` that a browser is to have, by name."""
     found = {}
     for path in sorted(folder.iterdir()):
         if path.suffix in KINDS:
-            content = path.read_bytes()
-            found[path.name] = Page(content, KINDS[path.suffix], f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+            found[path.name] = page(path.read_bytes(), KINDS[path.suffix])
     return found
 
 
@@ -101,6 +122,13 @@ async def file(request: Request) -> Response:
 async def reference(request: Request) -> Response:
     """Needs no key: it says nothing that is not in the package.  It reads /openapi.json, which does."""
     return sent(request, PAGES[REFERENCE])
+
+
+@router.head("/openapi.json")
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    """The description of all routes for programs, made when it is first asked for."""
+    return sent(request, await request.app.state.description.page())
 
 
 @router.head("/docs/{name}")
