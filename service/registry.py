@@ -201,8 +201,9 @@ class Registry:
     ) -> None:
         loading.hear(0.0)
         mine = described.pop(loading.name)
-        kept = sum(other.need.total for other in beside.values())
-        others = [other.sized for other in described.values()]
+        there = self._states.keys()  # not those that were cancelled meanwhile
+        kept = sum(other.need.total for name, other in beside.items() if name in there)
+        others = [other.sized for name, other in described.items() if name in there]
         self._publish(await self._loader.load(loading, mine, others, kept))
 
     # Later
@@ -276,6 +277,7 @@ class Registry:
     def _forget(self, name: str) -> None:
         del self._states[name], self._sources[name]
         self._trunks.pop(name, None)
+        self._aliases = {alias: target for alias, target in self._aliases.items() if target != name}
 
     def alias(self, alias: str, name: str) -> None:
         """From now on requests to `alias` are requests to `name`."""

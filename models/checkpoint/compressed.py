@@ -151,7 +151,7 @@ def put_together(name: str, near: Mapping[str, Entry], scheme: Scheme) -> Compre
     if len(shape) != 2 or (codes.kind, codes.shape) != expected:
         message = f"{codes.kind} of the form {list(codes.shape)} should be {expected[0]} of {list(expected[1])}"
         raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
-    width = scheme.group or inputs
+    width = scheme.group or max(inputs, 1)
     if scales.kind not in SAFETENSORS or inputs % width or scales.shape != (count, inputs // width):
         message = (
             f"{scales.kind} of the form {list(scales.shape)} should be floats, one for each {width} of {inputs} inputs"
