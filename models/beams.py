@@ -5,6 +5,7 @@ go on; an answer that ends is kept if it is among the best so far by its length-
 the order of the rules, as transformers' `generate(num_beams=...)` does it.
 """
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 WORST = float("-inf")
+LARGEST = 600.0  # natural logarithm of the largest power that a score is divided by
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,15 @@ class Rule:
         return Turn(going, [] if self.early and full else ended)
 
     def normal(self, score: float, length: int) -> float:
-        """What answers are compared by."""
-        return float(score / length**self.length_penalty)
+        """What answers are compared by: the score divided by `length` ** `length_penalty`.
+
+        Where that power would leave the range of floats, it is the `root`-th root of the quotient: it has the same sign
+        and the same order.
+        """
+        root = max(1.0, abs(self.length_penalty) * math.log(self.most) / LARGEST)
+        if root == 1.0:
+            return float(score / length**self.length_penalty)
+        return math.copysign(abs(score) ** (1 / root) / length ** (self.length_penalty / root), score)
 
     def over(self, going: Sequence[Choice], length: int, kept: Sequence[float]) -> bool:
         """Whether nothing better is expected than the answers with normalised scores `kept`, the best first."""

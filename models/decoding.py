@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from models.beams import Choice, Rule
@@ -167,16 +168,17 @@ def allowed(shaped: Tensor, said: Sequence[Sequence[int]], how: Writing, start: 
     return shaped.log_softmax(dim=-1) if how.renormalised else shaped
 
 
-def repeating(tokens: Sequence[int], size: int) -> list[int]:
+def repeating(tokens: Sequence[int] | NDArray[np.int64], size: int) -> list[int]:
     """Which tokens would end a row of `size` that has come before."""
-    said, before = np.array(tokens, np.int64), size - 1
+    said, before = np.asarray(tokens, np.int64), size - 1
     count = len(said) - before  # places where a row could have ended
     if count <= 0:
         return []
     alike = np.ones(count, np.bool_)
     for place in range(before):
         alike &= said[place : place + count] == said[len(said) - before + place]
-    return sorted(set(said[before:][alike].tolist()))
+    found: list[int] = np.unique(said[before:][alike]).tolist()
+    return found
 
 
 def drawn(shaped: Tensor, how: Writing, chance: torch.Generator | None) -> Tensor:

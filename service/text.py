@@ -2,15 +2,14 @@
 
 Knows no HTTP and no tensor.  The one idea: templates and tokenisers run on a few threads of their own, so that a long
 prompt never holds up the event loop; the longest have one to themselves, so that they wait for each other only, and so
-have grammars that are compiled.  The
-way back, from tokens to text, is `service.transcript`.
+have grammars that are compiled.  Clients share these threads fairly (`service.backlog`), by characters.  The way back,
+from tokens to text, is `service.transcript`.
 """
 
 import asyncio
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -25,15 +24,15 @@ from service.headroom import CHARACTER, UNBOUNDED, Headroom
 from service.inputs import Input, Read, Reading, batched, encoded_texts, read_inputs
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
-from service.outcome import attempt, on_thread
 from service.prompts import Chat, Continuation, Prompt, encoded_chat, read_prompts, rendered, thinking_left
 from service.request import UNCONDITIONAL, Generate, Task, Terms
 from service.slices import spaced
-from service.threads import Threads
+from service.threads import Piece, Threads
 from service.trial import PROCESSES
 
 LONG = 1 << 18  # characters of one call
 PATIENCE = 60.0  # seconds for one call; the longest body, of 8 MiB, takes some ten
+GRAMMAR = 1 << 14  # characters of text that take about as long as a small grammar; more for those of a grammar itself
 TOKENISING = "the text was being made tokens"
 
 T = TypeVar("T")
@@ -41,16 +40,16 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Job:
-    """One call of the tokeniser: the wire's name for its texts, how long they are, and when it is too late."""
+    """One call of the tokeniser: the wire's name for its texts, how long they are, and for whom, until when."""
 
     field: str
     characters: int
-    deadline: float  # on `time.perf_counter`
+    terms: Terms
     given_up: bool = False  # its request waits for it no more
 
     def check(self) -> None:
         """To be called between texts, from any thread.  Raises Expired where the rest is not wanted any more."""
-        if self.given_up or time.perf_counter() >= self.deadline:
+        if self.given_up or time.perf_counter() >= self.terms.deadline:
             raise Expired(f"the deadline has passed while {TOKENISING}")
 
 
@@ -71,7 +70,7 @@ class Text:
     ) -> None:
         self._short = Threads(threads, "text", PATIENCE)
         self._long = Threads(1, "text-long", PATIENCE)
-        self._grammars = ThreadPoolExecutor(PROCESSES, thread_name_prefix="grammars")
+        self._grammars = Threads(PROCESSES, "grammars", PATIENCE)
         self._guides = Guides()
         self._batch_limit = batch_limit
         self._tokenised, self._headroom = tokenised, headroom
@@ -84,10 +83,10 @@ class Text:
         with concerning(model):
             self._check_count(asked.field, len(asked.prompts))
             self._check_tries(asked)
-            work = Job(asked.field, sum(map(length, asked.prompts)), terms.deadline)
+            work = Job(asked.field, sum(map(length, asked.prompts)), terms)
             requests = await self._run(model, work, lambda: read_prompts(model, asked, call, terms, work.check))
             thinking = thinking_left(model, asked, requests[0].tokens)
-            guide = await self.guide(model, asked.grammar, thinking, terms.deadline)
+            guide = await self.guide(model, asked.grammar, thinking, terms)
             if guide is None:
                 return requests
             if asked.beams is not None:
@@ -98,13 +97,13 @@ class Text:
     def expect(self, model: Model) -> None:
         """Its answers may be asked for in a form: what all forms need is made meanwhile."""
         if model.task == "generate":
-            self._grammars.submit(attempt, lambda: self._guides.expect(model))
+            self._grammars.start(lambda: self._guides.expect(model), compiling(model, None, UNCONDITIONAL))
 
-    async def check(self, model: Model, grammars: Sequence[Grammar], deadline: float) -> None:
+    async def check(self, model: Model, grammars: Sequence[Grammar], terms: Terms) -> None:
         """Raises what is wrong with the first one that cannot be compiled."""
         with concerning(model):
             for grammar in grammars:
-                await self.guide(model, grammar, None, deadline)
+                await self.guide(model, grammar, None, terms)
 
     async def inputs(
         self, model: Model, asked: Reading, call: str, terms: Terms = UNCONDITIONAL
@@ -113,39 +112,38 @@ class Text:
         wanted."""
         with concerning(model):
             self._check_count(asked.field, len(asked.inputs))
-            work = Job(asked.field, sum(map(length, asked.inputs)), terms.deadline)
+            work = Job(asked.field, sum(map(length, asked.inputs)), terms)
             return await self._run(model, work, lambda: read_inputs(model, asked, call, terms, work.check))
 
     async def tokens(
-        self, model: Model, texts: Sequence[str], *, special: bool, deadline: float = math.inf
+        self, model: Model, texts: Sequence[str], *, special: bool, terms: Terms = UNCONDITIONAL
     ) -> list[Encoding]:
         """The texts, `inputs` to the wire, as they are tokenised.  Raises as `prompts` does."""
         with concerning(model):
             self._check_count("inputs", len(texts))
-            work = Job("inputs", sum(map(len, texts)), deadline)
+            work = Job("inputs", sum(map(len, texts)), terms)
             return await self._run(model, work, lambda: read_tokens(model, texts, work.check, special=special))
 
     async def prompted(
-        self, model: Model, prompt: str | Chat, field: str, *, special: bool, deadline: float
+        self, model: Model, prompt: str | Chat, field: str, *, special: bool, terms: Terms
     ) -> tuple[str, list[int]]:
         """A prompt as the model would get it: its text and its tokens.  Raises as `prompts` does."""
         with concerning(model):
-            work = Job(field, length(prompt), deadline)
+            work = Job(field, length(prompt), terms)
             return await self._run(model, work, lambda: read_prompt(model, prompt, field, special=special))
 
     async def decoded(
-        self, model: Model, rows: Sequence[Sequence[int]], *, plain: bool, deadline: float, field: str = "ids"
+        self, model: Model, rows: Sequence[Sequence[int]], *, plain: bool, terms: Terms, field: str = "ids"
     ) -> list[str]:
         """The texts of tokens, `field` to the wire; `plain` without special ones.  Raises as `prompts` does."""
         with concerning(model):
             self._check_count(field, len(rows))
-            work = Job(field, sum(map(len, rows)), deadline)
+            work = Job(field, sum(map(len, rows)), terms)
             return await self._run(model, work, lambda: write_texts(model, rows, field, work.check, plain=plain))
 
     def close(self) -> None:
-        for threads in (self._short, self._long):
+        for threads in (self._short, self._long, self._grammars):
             threads.close()
-        self._grammars.shutdown(wait=False, cancel_futures=True)
         self._guides.close()
 
     def _check_count(self, field: str, count: int) -> None:
@@ -162,17 +160,16 @@ class Text:
             )
 
     async def guide(
-        self, model: Model, grammar: Grammar | None, thinking: Thinking | None, deadline: float
+        self, model: Model, grammar: Grammar | None, thinking: Thinking | None, terms: Terms
     ) -> Guide | None:
         """What they ask for; compiled where it is not known."""
         if grammar is None and thinking is None:
             return None
         wanted = model, grammar, thinking
-        return self._guides.known(*wanted) or await before(
-            deadline,
-            on_thread(lambda: self._guides.guide(*wanted), self._grammars),
-            "the answer's form was being compiled",
-        )
+        if known := self._guides.known(*wanted):
+            return known
+        work = self._grammars.run(lambda: self._guides.guide(*wanted), compiling(model, grammar, terms))
+        return await before(terms.deadline, work, "the answer's form was being compiled")
 
     async def _run(self, model: Model, job: Job, function: Callable[[], T]) -> T:
         """What `function` returns or raises."""
@@ -184,8 +181,10 @@ class Text:
         began = time.perf_counter()
         pool = self._long if job.characters > LONG else self._short
         try:
-            work = pool.run(run, model.tokenizer, f"{job.field}: making its text tokens")
-            return await before(job.deadline, work, TOKENISING)
+            piece = Piece(
+                f"{job.field}: making its text tokens", model.tokenizer, job.terms.owner, max(job.characters, 1)
+            )
+            return await before(job.terms.deadline, pool.run(run, piece), TOKENISING)
         except (EncodingError, TemplateError) as error:
             raise BadRequest(f"{job.field}: {error}", param=job.field) from None
         except TokenizerError as error:
@@ -193,6 +192,11 @@ class Text:
         finally:
             job.given_up = True
             self._tokenised(model.name, model.task, time.perf_counter() - began)
+
+
+def compiling(model: Model, grammar: Grammar | None, terms: Terms) -> Piece:
+    size = GRAMMAR + len(grammar.source if grammar is not None else "")
+    return Piece("compiling the answer's form", model.tokenizer, terms.owner, size)
 
 
 async def before(deadline: float, work: Coroutine[Any, Any, T], meanwhile: str) -> T:

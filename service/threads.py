@@ -1,8 +1,8 @@
 """A few threads for work that may never return.
 
 Work that has run for too long is left to its thread, and another thread takes that one's place; so a text on which a
-stranger's tokenizer hangs costs a processor and no other model's requests.  Of an owner whose work has been left so
-nothing more is begun until it returns.
+stranger's tokenizer hangs costs a processor and no other model's requests.  Of a source (a model's tokenizer) whose
+work has been left so nothing more is begun until it returns.  What waits is taken in the order of `service.backlog`.
 """
 
 import asyncio
@@ -13,11 +13,12 @@ from collections import Counter
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
-from queue import SimpleQueue
 from typing import TypeVar, cast
 
+from service.backlog import Backlog
 from service.errors import PolyheadError, TooComplex, Unavailable
 from service.outcome import Failure, attempt, result, settle
 
@@ -27,12 +28,25 @@ T = TypeVar("T")
 log = logging.getLogger("polyhead.threads")
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What is to be done: `what` names it in errors, `source` is what may hang in it.
+
+    It is done for `owner`, and is of `size`, in one unit for all pieces of these threads.
+    """
+
+    what: str
+    source: Hashable
+    owner: str = ""
+    size: int = 1
+
+
 class Work:
     """What a thread is given to do; `began` on `time.monotonic`, 0 before."""
 
-    def __init__(self, function: Callable[[], object], owner: Hashable, what: str) -> None:
-        self.owner, self.what, self.began = owner, what, 0.0
-        self.wanted = self.here = True  # its request waits for it; its thread has not been replaced
+    def __init__(self, function: Callable[[], object], piece: Piece) -> None:
+        self.source, self.what, self.began = piece.source, piece.what, 0.0
+        self.here = True  # its thread has not been replaced
         self._function = partial(attempt, partial(copy_context().run, function))
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[object] = self._loop.create_future()
@@ -53,33 +67,38 @@ class Threads:
     def __init__(self, most: int, name: str, patience: float) -> None:
         """`patience` in seconds, for one piece of work."""
         self._most, self._name, self._patience = most, name, patience
-        self._waiting: SimpleQueue[Work | None] = SimpleQueue()
+        self._waiting: Backlog[Work] = Backlog()
         self._numbers, self._started = count(), 0
         self._running: set[Work] = set()  # both threads, as the next, under the lock
         self._strays: Counter[Hashable] = Counter()
         self._lock = threading.Lock()
 
-    async def run(self, function: Callable[[], T], owner: Hashable, what: str) -> T:
-        """What `function` returns or raises, on one of the threads, in this task's context; `what` names it in errors.
+    async def run(self, function: Callable[[], T], piece: Piece) -> T:
+        """What `function` returns or raises, on one of the threads, in the caller's context.
 
-        Raises TooComplex where it takes too long, Unavailable where other work of `owner` still does.
+        Raises TooComplex where it takes too long, Unavailable where other work of the same source still does.
         """
-        work = Work(function, owner, what)
-        self._waiting.put(work)
-        if self._started < self._most:
-            self._start()
+        work = self.start(function, piece)
         try:
             while not work.future.done():
                 await asyncio.wait({work.future}, timeout=GLANCE_S)
                 self._replace()
             return result(cast(T | Failure, work.future.result()))
         finally:
-            work.wanted = False
+            self._waiting.discard(work)
+
+    def start(self, function: Callable[[], object], piece: Piece) -> Work:
+        """As `run`, without waiting for it."""
+        work = Work(function, piece)
+        self._waiting.put(work, piece.owner, piece.size)
+        if self._started < self._most:
+            self._start()
+        return work
 
     def close(self) -> None:
-        """What has not begun never will."""
-        for _ in range(self._started):
-            self._waiting.put(None)
+        """The threads end.  What has not begun never will."""
+        for work in self._waiting.close():
+            work.tell(Failure(Unavailable(f"{work.what} is not begun: the server is shutting down", retry_after=1)))
 
     def _start(self) -> None:
         self._started += 1
@@ -92,7 +111,7 @@ class Threads:
             late = [each for each in self._running if each.here and each.began and now - each.began > self._patience]
             for work in late:
                 work.here = False
-                self._strays[work.owner] += 1
+                self._strays[work.source] += 1
         for work in late:
             log.error("%s has not returned for %g s and is left behind", work.what, self._patience)
             settle(work.future, Failure(TooComplex(f"{work.what} has taken longer than {self._patience:g} s")))
@@ -101,10 +120,8 @@ class Threads:
 
     def _serve(self) -> None:
         while (work := self._waiting.get()) is not None:
-            if not work.wanted:
-                continue
             with self._lock:
-                refused = self._strays[work.owner] > 0
+                refused = self._strays[work.source] > 0
                 if not refused:
                     self._running.add(work)
             if refused:
@@ -114,7 +131,7 @@ class Threads:
             with self._lock:
                 self._running.discard(work)
                 if not work.here:
-                    self._strays[work.owner] -= 1
+                    self._strays[work.source] -= 1
                     return  # another has its place
 
     def _busy(self, work: Work) -> PolyheadError:

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from decimal import Decimal, localcontext
 
 import pytest
 import torch
@@ -157,3 +158,22 @@ def test_odds_are_made_whole_again_where_that_is_asked_for() -> None:
         left = chain.odds[source, START, [0, 1, 5]].logsumexp(dim=0)
         assert other.score == pytest.approx(some.score - float(left), abs=1e-4)
         assert math.isfinite(other.score)
+
+
+@pytest.mark.parametrize("penalty", [100.0, -100.0, 60.0, 1e6, -1e6, 1e308])
+def test_every_length_penalty_orders_answers(penalty: float) -> None:
+    """Powers of lengths beyond the range of floats fail nothing, and the order is that of the exact quotients."""
+    rule = Rule(width=2, stops=(END,), most=3000, length_penalty=penalty)
+    for score in (-2000.0, -0.5, 0.0, 700.0):
+        assert all(math.isfinite(rule.normal(score, length)) for length in (1, 2, 1499, 3000))
+    if abs(penalty) <= 100:
+        cases = [(-1.0, 2999), (-1.5, 2999), (-1.0, 3000), (-30.0, 3000), (0.5, 3000), (0.5, 10), (0.0, 7)]
+        with localcontext(prec=30):
+            exact = {case: Decimal(case[0]) / Decimal(case[1]) ** int(penalty) for case in cases}
+        assert sorted(cases, key=lambda case: rule.normal(*case)) == sorted(cases, key=exact.__getitem__)
+
+
+@pytest.mark.parametrize("penalty", [-2.0, -0.3, 0.0, 0.7, 1.0, 2.5, 10.0])
+def test_usual_length_penalties_divide_as_transformers_do(penalty: float) -> None:
+    rule = Rule(width=2, stops=(END,), most=3000, length_penalty=penalty)
+    assert [rule.normal(-7.3, length) for length in (1, 30, 3000)] == [-7.3 / n**penalty for n in (1, 30, 3000)]

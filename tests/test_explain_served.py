@@ -208,6 +208,18 @@ def test_an_explanation_beside_an_answer(server: Process) -> None:
     assert len(told["explanation"]["attributions"]) == 3
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_an_answer_of_no_tokens_has_no_attributions(server: Process, method: str) -> None:
+    """The first token drawn is the one that ends the answer."""
+    body = {"model": "talker", "prompt": INPUTS["talker"], "allowed_token_ids": [7], "stop_token_ids": [7]}
+    told = ask(server, "/v1/completions", body | {"explain": {"method": method}})
+    assert told.status_code == 200, told.text
+    explanation = told.json()["explanation"]
+    assert (explanation["output"], explanation["usage"]["completion_tokens"]) == ("", 0)
+    if method in ATTRIBUTES:
+        assert explanation["attributions"] == []
+
+
 REFUSED: list[tuple[str, dict[str, Any], int, str]] = [
     ("judge", {"method": "why"}, 400, "method: must be 'attention'"),
     ("judge", {"layers": [2]}, 400, "layers: the network has 2, counted from 0, got 2"),

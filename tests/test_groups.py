@@ -19,6 +19,7 @@ from models.native.executor import NativeExecutor
 from models.native.library import runnable
 from models.torch_executor import TorchExecutor
 from service.engine.generator import Generator
+from service.engine.shaping import Shape
 from service.errors import BadRequest
 from service.request import Beams, Done, Event, Failed, Generate, Prompted, Sampling, Token
 
@@ -253,6 +254,53 @@ def test_searches_in_little_room_find_the_same(seed: int) -> None:
     crowded = answers(executor, *others, *requests, prefill_chunk=2, token_budget=5)
     assert crowded[6:] == roomy
     assert crowded[0][:-1] == answers(FakeGenerator(), others[0])[0][:-1]
+
+
+PENALISED = Sampling(
+    temperature=0.0,
+    repetition_penalty=1.4,
+    frequency_penalty=0.6,
+    presence_penalty=0.2,
+    banned=((3, 4), (5,)),
+    min_tokens=4,
+    once=3,
+)
+
+
+def test_each_beam_keeps_the_shape_of_its_own_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every step it is what a fresh one would be, and no beam's answer is gone through again."""
+    pushed, push = list[int](), Shape.push
+
+    def counted(shape: Shape, token: int) -> None:
+        pushed.append(token)
+        push(shape, token)
+
+    width, most = 4, 24
+    worker = generator(FakeGenerator(200), sequence_budget=64)
+    request = searched([1, 2, 3], width, Beams(width), max_tokens=most, sampling=PENALISED, stop_tokens=frozenset({9}))
+    tickets = ask(worker, *request)
+    monkeypatch.setattr(Shape, "push", counted)
+    compared = 0
+    while worker.busy:
+        turn(worker)
+        for talk in set(worker._company.talks.values()):
+            assert talk.search is not None
+            for beam in talk.search.beams:
+                fresh = Shape(talk.request)
+                for token in talk.search.said(beam):
+                    push(fresh, token)
+                assert beam.shape is not None
+                assert changed(beam.shape) == changed(fresh)
+                compared += 1
+    assert len(tickets[0].tokens) > 8
+    assert compared > 3 * width
+    assert len(pushed) <= width * most
+
+
+def changed(shape: Shape) -> dict[int, tuple[float, ...]]:
+    """What is done to each word."""
+    words, values = shape.after(()).changes
+    return {int(word): tuple(values[:, place].tolist()) for place, word in enumerate(words)}
 
 
 def test_a_search_goes_on_while_anybody_wants_it() -> None:

@@ -234,3 +234,19 @@ def test_compiled_code_shapes_and_restricts_as_torch_does(
 @cache
 def compiled(means: str) -> Compiled:
     return Compiled(means, 1)
+
+
+def test_what_stays_the_same_is_made_once() -> None:
+    """No step copies the table for tokens that never come again, and no copy makes the row of allowed words anew."""
+    one = after(asked(Sampling(once=1, allowed=(3, 4, 70)), [5, 6]), [7])
+    assert one.after(()) is one
+    assert one.fork().after((8,)).allowed(WORDS) is one.allowed(WORDS)
+    assert len(one.allowed(100)) == 4
+
+
+@pytest.mark.parametrize("stops", [{5}, {7}, {5, 9}])
+def test_a_stop_token_that_came_stays_banned_once_answers_may_end(stops: set[int]) -> None:
+    request = asked(Sampling(once=1, min_tokens=2, frequency_penalty=0.5), [5, 6], frozenset(stops))
+    logits = random_logits(1)
+    found = shape(logits, [after(request, [7, 8]).after(())])[0]
+    assert found.isneginf().nonzero().flatten().tolist() == [5, 6, 7, 8]

@@ -1,7 +1,6 @@
 """A call of very many texts is worked on in slices: others get their turn, deadlines are looked at, nothing is left."""
 
 import asyncio
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -164,7 +163,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
 
 
 def test_prompts_are_tokenised_until_the_deadline(clock: SimpleNamespace, tiny_generator: Path) -> None:
-    talker, job = scripted_model(tiny_generator, "talker", "generate"), Job("prompt", 0, 5.0)
+    talker, job = scripted_model(tiny_generator, "talker", "generate"), Job("prompt", 0, Terms(deadline=5.0))
     clock.seconds = clock.texts = 0
     many = Continuation(field="prompt", prompts=("a fox",) * MANY, sampling=Sampling())
     with pytest.raises(Expired, match="while the text was being made tokens"):
@@ -173,7 +172,7 @@ def test_prompts_are_tokenised_until_the_deadline(clock: SimpleNamespace, tiny_g
 
 
 def test_texts_are_tokenised_until_the_deadline(clock: SimpleNamespace, tiny_embedder: Path) -> None:
-    embedder, job = scripted_model(tiny_embedder, "embedder", "embed"), Job("input", 0, 5.0)
+    embedder, job = scripted_model(tiny_embedder, "embedder", "embed"), Job("input", 0, Terms(deadline=5.0))
     clock.seconds = clock.texts = 0
     with pytest.raises(Expired):
         read_inputs(embedder, Reading(field="input", inputs=("a fox",) * MANY), "call", UNCONDITIONAL, job.check)
@@ -181,7 +180,7 @@ def test_texts_are_tokenised_until_the_deadline(clock: SimpleNamespace, tiny_emb
 
 
 def test_nothing_is_tokenised_for_a_client_that_has_left(clock: SimpleNamespace, tiny_generator: Path) -> None:
-    talker, job = scripted_model(tiny_generator, "talker", "generate"), Job("prompt", 0, math.inf)
+    talker, job = scripted_model(tiny_generator, "talker", "generate"), Job("prompt", 0, UNCONDITIONAL)
     clock.seconds = clock.texts = 0
     prompts = ("a fox",) * MANY
 

@@ -1,8 +1,7 @@
 """Text to tokens and back: prompts, limits, cutting, stop strings, halves of characters, several answers at once."""
 
 import asyncio
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise, product
@@ -18,11 +17,14 @@ from scripted import WAIT, Source, model, spoken
 from models.chat import ChatTemplate
 from models.tokenizer import Tokenizer
 from service.errors import BadRequest, EmptyInput, StepFailed, TooLong
+from service.grammar import Grammar
 from service.inputs import Read, Reading, cut, shares
 from service.model import Model
 from service.prompts import Chat, Continuation
-from service.request import Done, Encode, Failed, Generate, Sampling, Token
-from service.text import Text
+from service.request import UNCONDITIONAL, Done, Encode, Failed, Generate, Sampling, Terms, Token
+from service.text import GRAMMAR, Text
+from service.threads import Piece as Task
+from service.threads import Threads, Work
 from service.transcript import (
     LOWEST_LOGPROB,
     Piece,
@@ -63,7 +65,7 @@ def prompts(model: Model, *given: Any, **asked: Any) -> list[Generate]:
 
 
 def prompted(text: Text, model: Model, chat: Chat, field: str) -> Any:
-    return text.prompted(model, chat, field, special=False, deadline=math.inf)
+    return text.prompted(model, chat, field, special=False, terms=UNCONDITIONAL)
 
 
 def inputs(model: Model, *given: Any, **asked: Any) -> list[Encode]:
@@ -81,6 +83,32 @@ def run(method: Any, model: Model, asked: Any, times: list[tuple[str, str, float
 
 
 # Text to tokens
+
+
+def test_work_is_charged_to_its_owner_by_characters(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a client asks for; grammars too, of which even a small one costs as much as a long text."""
+    pieces, start = list[Task](), Threads.start
+
+    def noted(threads: Threads, function: Callable[[], object], piece: Task) -> Work:
+        pieces.append(piece)
+        return start(threads, function, piece)
+
+    async def act() -> None:
+        text = Text(threads=1, batch_limit=4, tokenised=lambda *_: None)
+        terms = Terms(owner="good")
+        texts = ["The fox", "a"]
+        await text.tokens(talker, texts, special=False, terms=terms)
+        await text.inputs(talker, Reading(field="inputs", inputs=tuple(texts)), "call", terms)
+        await text.prompted(talker, "The fox", "prompt", special=False, terms=terms)
+        await text.decoded(talker, [[1, 2, 3]], plain=False, terms=terms)
+        asked = Continuation(field="prompt", prompts=("The fox",), sampling=Sampling())
+        await text.prompts(talker, replace(asked, grammar=Grammar("regex", "[ab]+", "regex")), "call", terms)
+        text.close()
+
+    monkeypatch.setattr(Threads, "start", noted)
+    asyncio.run(act())
+    assert {piece.owner for piece in pieces} == {"good"}
+    assert [piece.size for piece in pieces] == [8, 8, 7, 3, 7, GRAMMAR + 5]
 
 
 def test_a_prompt_of_text_ids_and_messages(talker: Model) -> None:

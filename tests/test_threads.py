@@ -12,7 +12,7 @@ from test_admin import Client, serving
 from models.tokenizer import Tokenizer
 from service import text, threads
 from service.errors import TooComplex, Unavailable
-from service.threads import Threads
+from service.threads import Piece, Threads
 
 PATIENCE_S = 60.0
 
@@ -41,7 +41,7 @@ def test_work_comes_back_in_its_context_from_few_threads() -> None:
             return number
 
         outcomes = await asyncio.gather(
-            *(pool.run(lambda number=number: work(number), "m", "it") for number in range(20)),  # type: ignore[misc]
+            *(pool.run(lambda number=number: work(number), Piece("it", "m")) for number in range(20)),  # type: ignore[misc]
             return_exceptions=True,
         )
         assert outcomes[:3] + outcomes[4:] == [number for number in range(20) if number != 3]
@@ -56,15 +56,15 @@ def test_a_thread_that_does_not_return_is_replaced(stuck: threading.Event) -> No
     async def run() -> None:
         pool = Threads(1, "one", 0.05)
         with pytest.raises(TooComplex, match="reading it has taken longer than"):
-            await pool.run(stuck.wait, "hostile", "reading it")
+            await pool.run(stuck.wait, Piece("reading it", "hostile"))
         async with asyncio.timeout(PATIENCE_S):
-            assert await pool.run(lambda: threading.current_thread().name, "other", "it") == "one_1"
+            assert await pool.run(lambda: threading.current_thread().name, Piece("it", "other")) == "one_1"
             with pytest.raises(Unavailable, match="another of the same model has not returned"):
-                await pool.run(lambda: 5, "hostile", "reading it")
+                await pool.run(lambda: 5, Piece("reading it", "hostile"))
             stuck.set()
             while True:  # until it has returned
                 try:
-                    assert await pool.run(lambda: 5, "hostile", "reading it") == 5
+                    assert await pool.run(lambda: 5, Piece("reading it", "hostile")) == 5
                     break
                 except Unavailable:
                     await asyncio.sleep(0.001)
@@ -76,12 +76,12 @@ def test_a_thread_that_does_not_return_is_replaced(stuck: threading.Event) -> No
 def test_it_is_replaced_though_nobody_waits_for_its_work_any_more(stuck: threading.Event) -> None:
     async def run() -> None:
         pool = Threads(1, "one", 0.05)
-        task = asyncio.create_task(pool.run(stuck.wait, "hostile", "reading it"))
+        task = asyncio.create_task(pool.run(stuck.wait, Piece("reading it", "hostile")))
         while not pool._running:
             await asyncio.sleep(0.001)
         task.cancel()
         async with asyncio.timeout(PATIENCE_S):
-            assert await pool.run(lambda: 5, "other", "it") == 5
+            assert await pool.run(lambda: 5, Piece("it", "other")) == 5
         pool.close()
 
     asyncio.run(run())
@@ -90,17 +90,54 @@ def test_it_is_replaced_though_nobody_waits_for_its_work_any_more(stuck: threadi
 def test_what_nobody_waits_for_any_more_is_not_begun(stuck: threading.Event) -> None:
     async def run() -> None:
         pool, begun = Threads(1, "one", PATIENCE_S), list[str]()
-        first = asyncio.create_task(pool.run(stuck.wait, "m", "it"))
-        second = asyncio.create_task(pool.run(lambda: begun.append("second"), "m", "it"))
+        first = asyncio.create_task(pool.run(stuck.wait, Piece("it", "m")))
+        second = asyncio.create_task(pool.run(lambda: begun.append("second"), Piece("it", "m")))
         await asyncio.sleep(0)
         second.cancel()
         with pytest.raises(asyncio.CancelledError):
             await second
         stuck.set()
         assert await first is True
-        await pool.run(lambda: begun.append("third"), "m", "it")
+        await pool.run(lambda: begun.append("third"), Piece("it", "m"))
         assert begun == ["third"]
         pool.close()
+
+    asyncio.run(run())
+
+
+def test_one_owner_s_work_does_not_hold_up_another_s(stuck: threading.Event) -> None:
+    """Of one thread, while much work of one owner waits; the last piece is small, and its owner has no other."""
+
+    async def run() -> None:
+        pool, order = Threads(1, "one", PATIENCE_S), list[str]()
+        blocking = asyncio.create_task(pool.run(stuck.wait, Piece("it", "m", "evil", 250_000)))
+        while not pool._running:
+            await asyncio.sleep(0.001)
+        evil = [pool.run(lambda: order.append("evil"), Piece("it", "m", "evil", 250_000)) for _ in range(60)]
+        good = [pool.run(lambda: order.append("good"), Piece("it", "m", "good", size)) for size in (300_000, 5)]
+        everything = asyncio.gather(*evil, *good)
+        await asyncio.sleep(0)  # all of it waits now
+        stuck.set()
+        await asyncio.gather(blocking, everything)
+        assert [index for index, owner in enumerate(order) if owner == "good"][-1] <= 3
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_what_has_not_begun_at_the_end_is_refused(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool = Threads(1, "one", PATIENCE_S)
+        first = asyncio.create_task(pool.run(stuck.wait, Piece("it", "m")))
+        while not pool._running:
+            await asyncio.sleep(0.001)
+        second = asyncio.create_task(pool.run(lambda: 5, Piece("reading it", "m")))
+        await asyncio.sleep(0)
+        pool.close()
+        with pytest.raises(Unavailable, match="reading it is not begun: the server is shutting down"):
+            await second
+        stuck.set()
+        assert await first is True
 
     asyncio.run(run())
 

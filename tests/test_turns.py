@@ -2,9 +2,9 @@
 
 import pytest
 
-from service.engine.queue import Deadlines, Queue
 from service.engine.trials import Trials
-from service.engine.turns import Turns
+from service.queue import Deadlines, Queue
+from service.turns import Turns
 
 
 def shares(turns: Turns[str], wanting: list[str], costs: dict[str, float], rounds: int) -> dict[str, float]:

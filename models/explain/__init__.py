@@ -38,6 +38,7 @@ METHODS: dict[Method, Callable[[Watched, Asked, int], Steps]] = {
     "integrated_gradients": integrated_gradients,
     "occlusion": occlusion,
 }
+ATTRIBUTING: frozenset[Method] = frozenset(("gradient_x_input", "integrated_gradients", "occlusion"))
 
 
 def explain(watched: Watched, asked: Asked, *, piece: int = PIECE) -> Steps:
@@ -45,6 +46,16 @@ def explain(watched: Watched, asked: Asked, *, piece: int = PIECE) -> Steps:
 
     A longer text is cut between its layers, unless one sequence is read and another written.
 
+    Where attributions are asked for and there are no goals (an answer of no tokens), nothing is computed.
+
     UnsupportedError where the network has nothing of that kind to show.
     """
+    if asked.method in ATTRIBUTING and not asked.goals:
+        return empty()
     return METHODS[asked.method](watched, asked, piece)
+
+
+def empty() -> Steps:
+    """No attributions."""
+    yield from ()
+    return Explanation()

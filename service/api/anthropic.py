@@ -51,9 +51,9 @@ async def count(request: Request, wire: CountRequest) -> Response:
     model = about(request, permitted(request).resolve(wire.model, ["generate"]))
     [chat] = fitted(read_count(wire), model).prompts
     assert isinstance(chat, Chat), "a conversation"
-    deadline = terms(request, wire).deadline
+    conditions = terms(request, wire)
     with visit(request).tokenising():
-        _, ids = await server(request).text.prompted(model, chat, "messages", special=False, deadline=deadline)
+        _, ids = await server(request).text.prompted(model, chat, "messages", special=False, terms=conditions)
     return JsonResponse(write_count(len(ids)))
 
 

@@ -5,7 +5,7 @@ sentence of the form "field: what would be right, got what came".
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cache, partial
 from typing import Annotated, Any, ClassVar, Protocol, Self, TypeVar, cast
@@ -263,7 +263,7 @@ def terms(request: Request, wire: "Work") -> Terms:
     here = visit(request)
     if wire.timeout:
         here.allow(wire.timeout)
-    return Terms(here.owner, wire.priority, here.deadline, here.trace)
+    return replace(here.terms, priority=wire.priority)
 
 
 Count = Annotated[int, between(1, (1 << 31) - 1)]  # its default, 0, says that none was given

@@ -175,7 +175,7 @@ async def continued(asked: Question, prompt: Prompt) -> Subject:
         return written_subject(model, prompt, first, await drawn(asked.submit([first])[0]))
     here = visit(asked.request)
     with here.tokenising():
-        [said] = await server(asked.request).text.tokens(model, [target], special=False, deadline=here.deadline)
+        [said] = await server(asked.request).text.tokens(model, [target], special=False, terms=here.terms)
     check_room(model, len(first.tokens), len(said))
     return written_subject(model, prompt, first, said.ids)
 

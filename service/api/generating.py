@@ -43,7 +43,7 @@ async def spoken(request: Request, wire: Work, model: Model, talk: Talk, call: s
             requests = await text.prompts(model, asked, call, conditions)
     except BadRequest as error:
         if error.param == talk.tools.field:  # with one of them, which its own schema tells
-            await text.check(model, parts(talk.tools), conditions.deadline)
+            await text.check(model, parts(talk.tools), conditions)
         raise
     heard = expected(asked, talk.tools, model, requests[0].tokens)
     return asked.count, requests[0].prompt_tokens, conversed(answers(request, model, asked, requests), heard)

@@ -83,8 +83,8 @@ async def echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:
     model = permitted(request).resolve(wire.model, ["generate"])
     prompts = several(wire.prompt)
     given = [prompt for prompt in prompts if not isinstance(prompt, str)]
-    text, deadline = server(request).text, visit(request).deadline
-    written = await text.decoded(model, given, plain=False, deadline=deadline, field="prompt") if given else []
+    text, terms = server(request).text, visit(request).terms
+    written = await text.decoded(model, given, plain=False, terms=terms, field="prompt") if given else []
     left = iter(written)
     return tuple(prompt if isinstance(prompt, str) else next(left) for prompt in prompts)
 

@@ -144,9 +144,9 @@ async def tokenize(request: Request) -> Response:
 async def tokenized(request: Request, wire: TokenizeRequest) -> Response:
     texts = [wire.inputs] if isinstance(wire.inputs, str) else wire.inputs
     model = named(request, described_by_default(request))
-    special, deadline = wire.add_special_tokens, visit(request).deadline
+    special, terms = wire.add_special_tokens, visit(request).terms
     with visit(request).tokenising():
-        encodings = await server(request).text.tokens(model, texts, special=special, deadline=deadline)
+        encodings = await server(request).text.tokens(model, texts, special=special, terms=terms)
     visit(request).claim.grow(LISTED * sum(map(len, encodings)), "the list of tokens")
     # a long text has as many entries as tokens: not on the event loop
     return await on_thread(lambda: Response(write_tokenize(texts, encodings), media_type=JsonResponse.media_type))
@@ -155,9 +155,7 @@ async def tokenized(request: Request, wire: TokenizeRequest) -> Response:
 @posted("/decode", DecodeRequest, "Tokens as texts.")
 async def decode(request: Request, wire: DecodeRequest) -> Response:
     model = named(request, described_by_default(request))
-    texts = server(request).text.decoded(
-        model, wire.rows, plain=wire.skip_special_tokens, deadline=visit(request).deadline
-    )
+    texts = server(request).text.decoded(model, wire.rows, plain=wire.skip_special_tokens, terms=visit(request).terms)
     found = await texts
     return await spelled(len(found), lambda: found)
 

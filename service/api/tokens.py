@@ -66,12 +66,12 @@ async def tokenized(request: Request, wire: Prompted) -> Response:
 
 async def prompted(request: Request, model: Model, wire: Prompted) -> tuple[str, list[int]]:
     """Its text and its tokens.  A template has written the special ones itself."""
-    text, deadline = server(request).text, visit(request).deadline
+    text, terms = server(request).text, visit(request).terms
     if isinstance(wire, PromptRequest):
-        return await text.prompted(model, wire.prompt, "prompt", special=wire.add_special_tokens, deadline=deadline)
+        return await text.prompted(model, wire.prompt, "prompt", special=wire.add_special_tokens, terms=terms)
     [chat] = fitted(read_chat(wire), model).prompts
     assert isinstance(chat, Chat), "a conversation"
-    return await text.prompted(model, chat, "messages", special=False, deadline=deadline)
+    return await text.prompted(model, chat, "messages", special=False, terms=terms)
 
 
 def named(request: Request, name: str) -> Model:
@@ -91,8 +91,8 @@ async def detokenize(request: Request) -> Response:
 
 
 async def detokenized(request: Request, wire: DetokenizeRequest) -> Response:
-    model, deadline = named(request, wire.model), visit(request).deadline
-    texts = server(request).text.decoded(model, [wire.tokens], plain=False, deadline=deadline, field="tokens")
+    model, terms = named(request, wire.model), visit(request).terms
+    texts = server(request).text.decoded(model, [wire.tokens], plain=False, terms=terms, field="tokens")
     return JsonResponse({"prompt": (await texts)[0]})
 
 

@@ -15,6 +15,7 @@ from service.engine.worker import Course
 from service.errors import BadRequest, Expired
 from service.headroom import UNBOUNDED, Claim
 from service.keys import NOBODY, Key
+from service.request import Terms
 
 SHORTEST, LONGEST = 0.001, 1e9  # seconds that a request may be given
 SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]{1,9})?")
@@ -45,6 +46,11 @@ class Visit:
     def owner(self) -> str:
         """Of the key; empty where none is asked for."""
         return self.key.name
+
+    @property
+    def terms(self) -> Terms:
+        """What the headers say; a body may say more (`dialect.terms`)."""
+        return Terms(self.owner, 0, self.deadline, self.trace)
 
     def allow(self, seconds: float) -> None:
         """It may take so long, counted from its arrival, unless it is to be shorter already."""

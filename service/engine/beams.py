@@ -13,17 +13,22 @@ from torch import Tensor
 from models.beams import WORST, Choice, Rule
 from service.engine.sampler import Scored, score
 from service.engine.scheduler import Sequence
+from service.engine.shaping import Shape
 from service.request import Done, Event, Generate, Token
 
 
 @dataclass(eq=False, slots=True)
 class Beam:
-    """An answer under way, its log-probability, and what comes next, once that is computed."""
+    """An answer under way, its log-probability, and what comes next, once that is computed.
+
+    `shape` holds what the request asks of the next token after this beam's own history.
+    """
 
     sequence: Sequence
     score: float = 0.0
     scored: tuple[Scored, ...] = ()
     logits: Tensor | None = None  # [V]
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,25 +50,24 @@ class Turn:
 
 
 class Search:
-    """The search for one request's best answers.  Begins with one beam, `sequence`."""
+    """The search for one request's best answers.  Begins with one beam, `sequence`, whose logits `shape` changes."""
 
-    def __init__(self, request: Generate, sequence: Sequence) -> None:
+    def __init__(self, request: Generate, sequence: Sequence, shape: Shape | None = None) -> None:
         assert request.beams is not None
         self.request, self.how = request, request.beams
-        self.beams = [Beam(sequence)]
+        self.beams = [Beam(sequence, shape=shape)]
         self.answers: tuple[Answer, ...] = ()
         stops, how = request.stop_tokens, self.how
         most = request.max_tokens + how.given
         self._rule = Rule(how.width, stops, most, how.length_penalty, how.early, how.patient)
 
-    @property
-    def said(self) -> list[tuple[int, ...]]:
-        """What each beam has come to so far."""
-        return [tuple(beam.sequence.tokens[len(self.request.tokens) :]) for beam in self.beams]
+    def said(self, beam: Beam) -> tuple[int, ...]:
+        """The tokens that `beam` has added to the prompt."""
+        return tuple(beam.sequence.tokens[len(self.request.tokens) :])
 
     def turn(self, logits: Tensor, shaped: Tensor) -> Turn:
         """After the `logits` [K, V] of all beams, and their log-probabilities, `shaped` as the request has it."""
-        length, rule = self.how.given + len(self.said[0]) + 1, self._rule
+        length, rule = self.how.given + len(self.said(self.beams[0])) + 1, self._rule
         if self.how.closing and length == rule.most:
             shaped = torch.full_like(shaped, WORST).index_fill_(1, torch.tensor(self.how.closing), 0.0)
         if self.how.odds:
@@ -95,7 +99,7 @@ class Search:
         return (*self.beams[choice.beam].scored, *score(row, [choice.token], [self.request.logprobs]))
 
     def _finished(self, choice: Choice, length: int, logits: Tensor) -> Answer:
-        tokens, normalised = self.said[choice.beam], self._rule.normal(choice.score, length)
+        tokens, normalised = self.said(self.beams[choice.beam]), self._rule.normal(choice.score, length)
         if choice.token in self.request.stop_tokens:
             return Answer(normalised, tokens, self.beams[choice.beam].scored, choice.token)
         return Answer(normalised, (*tokens, choice.token), self._scored(choice, logits), -1)

@@ -69,7 +69,7 @@ class Company:
         kept = {choice.beam for choice, _ in turn.going}
         spare = [beam.sequence for index, beam in enumerate(before) if index not in kept]
         for choice, scored in turn.going:
-            parent = before[choice.beam].sequence
+            parent, shape = before[choice.beam].sequence, before[choice.beam].shape
             if choice.beam in kept:
                 kept.remove(choice.beam)
                 sequence = parent
@@ -81,12 +81,16 @@ class Company:
                 sequence = parent.twin()
                 self.talks[sequence] = talk
                 self._scheduler.fork(parent, sequence)
-            after.append(Beam(sequence, choice.score, scored))
+            if shape is not None and sequence is not parent:
+                shape = shape.fork()
+            after.append(Beam(sequence, choice.score, scored, shape=shape))
         for sequence in spare:
             self._scheduler.remove(sequence)
             del self.talks[sequence]
         for beam, (choice, _) in zip(after, turn.going, strict=True):
             beam.sequence.tokens.append(choice.token)
+            if beam.shape is not None:
+                beam.shape.push(choice.token)
         search.beams = after
 
     def remove(self, talk: Talk) -> None:

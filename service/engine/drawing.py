@@ -232,5 +232,5 @@ def turn(talk: Talk, known: Mapping[Queued, Tensor]) -> Turn | None:
     if len(found) < len(rows):
         return None
     logits = torch.stack(found)
-    shapes = [talk.shape and talk.shape.after(said) for said in search.said]
+    shapes = [beam.shape and beam.shape.after(()) for beam in search.beams]
     return search.turn(logits, shape(logits.log_softmax(dim=-1), shapes))

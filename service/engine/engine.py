@@ -20,12 +20,12 @@ import torch
 from service.engine.pace import Pace
 from service.engine.pulse import Pulse
 from service.engine.stream import Lead, Link, Stream
-from service.engine.turns import Turns
 from service.engine.worker import Answer, Counts, Ended, Observer, Step, Worker, not_begun
 from service.errors import PolyheadError, Stopped, Unavailable
 from service.outcome import Failure, attempt, on_thread, result, settle
 from service.request import Duty, Failed, Request
 from service.slices import SLICE, spaced
+from service.turns import Turns
 
 __all__ = ["Engine", "Stream"]
 

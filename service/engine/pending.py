@@ -6,8 +6,8 @@ what is kept of it goes in one place.
 
 from typing import Generic, TypeVar
 
-from service.engine.queue import Deadlines, Queue
 from service.engine.worker import Answer, Ticket, too_late
+from service.queue import Deadlines, Queue
 from service.request import Encode, Explain, Failed
 
 R = TypeVar("R", Encode, Explain)

@@ -34,7 +34,7 @@ from math import inf
 from operator import attrgetter
 
 from service.engine.blocks import Blocks, Copy, Key, chain, root
-from service.engine.queue import Deadlines, Queue
+from service.queue import Deadlines, Queue
 
 
 @dataclass(eq=False, slots=True)

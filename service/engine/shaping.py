@@ -14,8 +14,9 @@ it, as `sampler.sample` tells.  Tokens that the model does not have change nothi
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from copy import copy
-from itertools import chain
+from itertools import chain, count
 
 import numpy as np
 import torch
@@ -32,6 +33,26 @@ NEVER = float("-inf")
 BIAS, FACTOR, CHANGE = range(3)  # what is done to a word, in this order: add, repeat less, add
 BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 EIGHT = np.where(BITS == 1, 0, NEVER).astype(np.float32)  # [256, 8]: what is added to eight words, by their bits
+
+
+class History:
+    """Tokens that came, in one array with room for more."""
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self._room, self._count = np.array(tokens, np.int64), len(tokens)
+
+    @property
+    def tokens(self) -> Ints:
+        return self._room[: self._count]
+
+    def push(self, token: int) -> None:
+        if self._count == len(self._room):
+            self._room = np.concatenate([self._room, np.zeros(self._count + 16, np.int64)])
+        self._room[self._count] = token
+        self._count += 1
+
+    def fork(self) -> "History":
+        return History(self.tokens)
 
 
 class Shape:
@@ -60,14 +81,18 @@ class Shape:
                 self._rows.setdefault(row[-2], []).append(row)
         self._reach = max(map(len, sampling.banned), default=0)
         self._tail = request.tokens[-self._reach :] if self._rows else ()
-        self._allowed = np.empty(0, np.int32)
-        self._history = list(request.tokens) if sampling.once else []
+        self._allowed: dict[int, Words] = {}  # by the size of the vocabulary; forks share it
+        self._history = History(request.tokens if sampling.once else ())
+        if sampling.once == 1:
+            self._ban(set(request.tokens))
 
     def push(self, token: int) -> None:
         """`token` was drawn and is kept."""
         self._answered += 1
         if self._sampling.once:
-            self._history.append(token)
+            self._history.push(token)
+        if self._sampling.once == 1:
+            self._ban({token})
         if self._repeats:
             place = self._place(token)
             self._values[FACTOR, place] = self._sampling.repetition_penalty
@@ -78,6 +103,8 @@ class Shape:
             for stop in self._stops:
                 self._values[CHANGE, self._places[stop]] = 0
                 self._recount(stop)
+            if self._sampling.once == 1:
+                self._ban(self._stops.intersection(self._history.tokens.tolist()))
         if self._rows:
             self._tail = (*self._tail[1 - self._reach :], token)
 
@@ -86,7 +113,7 @@ class Shape:
         other = copy(self)
         other._said, other._places = self._said.copy(), self._places.copy()
         other._tokens, other._values = self._tokens.copy(), self._values.copy()
-        other._history = self._history.copy()
+        other._history = self._history.fork()
         return other
 
     def after(self, drafts: tuple[int, ...]) -> "Shape":
@@ -96,13 +123,11 @@ class Shape:
             shape.push(token)
         rows = shape._rows.get(shape._tail[-1], ()) if shape._tail else ()
         last = {row[-1] for row in rows if shape._tail[1 - len(row) :] == row[:-1]}
-        if once := self._sampling.once:
-            last.update(repeating(shape._history, once))
+        if (once := self._sampling.once) > 1:
+            last.update(repeating(shape._history.tokens, once))
         if last:
             shape = self.fork() if shape is self else shape
-            for token in last:
-                place = shape._place(token)
-                shape._values[CHANGE, place] = NEVER
+            shape._ban(last)
         return shape
 
     @property
@@ -119,26 +144,39 @@ class Shape:
 
     def allowed(self, vocabulary: int) -> Words:
         """Bit i for token i; empty: all."""
-        if self._sampling.allowed and not len(self._allowed):
-            bits = np.zeros(-(-vocabulary // 32) * 32, np.bool_)
+        if vocabulary not in self._allowed:
+            bits = np.zeros(-(-vocabulary // 32) * 32 if self._sampling.allowed else 0, np.bool_)
             bits[[token for token in self._sampling.allowed if token < vocabulary]] = True
-            self._allowed = np.packbits(bits, bitorder="little").view(np.int32)
-        return self._allowed
+            self._allowed[vocabulary] = np.packbits(bits, bitorder="little").view(np.int32)
+        return self._allowed[vocabulary]
 
     def _at(self, tokens: Iterable[int]) -> Ints:
         return np.fromiter((self._places[token] for token in tokens), np.int64)
 
     def _place(self, token: int) -> int:
         """Of a word in the table, put there if need be."""
-        place = self._places.setdefault(token, len(self._places))
-        if place >= len(self._tokens):
-            self._tokens = np.concatenate([self._tokens, np.zeros(place + 16, np.int64)])
-            fresh = np.zeros((3, place + 16), np.float32)
+        if token not in self._places:
+            self._add([token])
+        return self._places[token]
+
+    def _add(self, tokens: list[int]) -> None:
+        """Words that are not in the table yet, each once."""
+        first = len(self._places)
+        self._places.update(zip(tokens, count(first), strict=False))
+        many = len(self._places)
+        if many > len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.zeros(many + 16, np.int64)])
+            fresh = np.zeros((3, many + 16), np.float32)
             fresh[FACTOR] = 1
             self._values = np.concatenate([self._values, fresh], axis=1)
-        self._tokens[place] = token
-        self._most = max(self._most, token)
-        return place
+        self._tokens[first:many] = tokens
+        self._most = max(self._most, *tokens)
+
+    def _ban(self, tokens: AbstractSet[int]) -> None:
+        """None of them comes next."""
+        if new := [token for token in tokens if token not in self._places]:
+            self._add(new)
+        self._values[CHANGE, self._at(tokens)] = NEVER
 
     def _recount(self, token: int) -> None:
         """By how much a word of the answer is less likely, unless it never comes."""

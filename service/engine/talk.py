@@ -43,6 +43,7 @@ class Talk:
         request = ticket.request
         assert isinstance(request, Generate)
         terms, scoring = request.terms, request.prompt_logprobs >= 0
+        shape = Shape(request) if shaped(request.sampling) else None
         sequence = Sequence(
             list(request.tokens),
             terms.owner,
@@ -59,9 +60,9 @@ class Talk:
             Random(request.sampling.seed),
             [ticket],
             ticket.submitted,
-            shape=Shape(request) if shaped(request.sampling) else None,
+            shape=shape,
             walk=request.guide.begin() if request.guide is not None else None,
-            search=Search(request, sequence) if request.beams is not None else None,
+            search=Search(request, sequence, shape) if request.beams is not None else None,
             scored=1 if scoring else len(request.tokens),
         )
 

@@ -334,8 +334,8 @@ class Visitor:
         """With its guide, if it has one, compiled here."""
         if isinstance(request, Generate) and isinstance(asked := request.guide, Asked):
             with concerning(model):
-                text, deadline = self._replica.server.text, request.terms.deadline
-                guide = await text.guide(model, asked.grammar, asked.thinking, deadline)
+                text = self._replica.server.text
+                guide = await text.guide(model, asked.grammar, asked.thinking, request.terms)
             return replace(request, guide=guide)
         return request
 

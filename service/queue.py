@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Generic, TypeVar
 
-from service.engine.turns import Turns
 from service.slices import SLICE
+from service.turns import Turns
 
 T = TypeVar("T")
 Line = tuple[int, str]  # priority and owner
