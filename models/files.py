@@ -59,6 +59,20 @@ def content(path: Path, most: int = SMALL) -> bytes:
     return raw
 
 
+def copy(source: Path, target: Path) -> None:
+    """Copies a file of a checkpoint folder that has at most VOCABULARY bytes.  CheckpointError as `content`, and where
+    there is no such file; OSError where `target` cannot be written."""
+    target.write_bytes(copyable(source))
+
+
+def copyable(path: Path) -> bytes:
+    """All of a file that may be copied.  CheckpointError."""
+    try:
+        return content(path, VOCABULARY)
+    except FileNotFoundError:
+        raise CheckpointError("cannot be read: there is no such file", file=str(path)) from None
+
+
 def text(path: Path, most: int = SMALL, errors: str = "strict") -> str:
     """The same of a file of text, every line of which ends in one character."""
     return content(path, most).decode(errors=errors).replace("\r\n", "\n").replace("\r", "\n")

@@ -228,7 +228,7 @@ def check(ctx: typer.Context) -> None:
     if found.said:
         typer.echo(found.said)
     for sentence in found.refused:
-        typer.echo(f"polyhead: {sentence}", err=True)
+        fail(sentence)
     if not found.fits:
         raise typer.Exit(1)
 

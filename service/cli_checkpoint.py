@@ -3,6 +3,7 @@
 Knows what to call, as service.cli does, and imports as late.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,8 +21,17 @@ AsJson = Annotated[bool, typer.Option("--json", help="As JSON, to be read by pro
 
 
 def fail(message: object, code: int = 1) -> typer.Exit:
-    typer.echo(f"polyhead: {message}", err=True)
+    from service.logs import shown
+
+    typer.echo(shown(f"polyhead: {message}", sys.stderr), err=True)
     return typer.Exit(code)
+
+
+def say(text: str) -> None:
+    """To standard output: what may hold labels and tokens of a model."""
+    from service.logs import shown
+
+    typer.echo(shown(text, sys.stdout))
 
 
 @contextmanager
@@ -83,7 +93,7 @@ def explain(
     named = {"target": target, "layers": layers, "heads": heads}
     options |= {name: given for name, given in named.items() if given}
     with ending(), interrupted():
-        work(Wanted(model, (text, second) if second else (text,), options, plot, as_json), typer.echo)
+        work(Wanted(model, (text, second) if second else (text,), options, plot, as_json), say)
 
 
 @app.command()
@@ -106,7 +116,7 @@ def heads(
     from service.heads import Wanted, ranked
 
     with ending(), interrupted():
-        ranked(Wanted(model, data, limit, plot, as_json), typer.echo, say_progress)
+        ranked(Wanted(model, data, limit, plot, as_json), say, say_progress)
 
 
 @app.command()
@@ -134,7 +144,7 @@ def quality(
     from service.quality import quality as work
 
     with ending(), interrupted():
-        work(Wanted(source, text, precision, tokens, as_json), typer.echo, say_progress)
+        work(Wanted(source, text, precision, tokens, as_json), say, say_progress)
 
 
 @app.command("verify-determinism")

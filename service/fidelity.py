@@ -2,17 +2,14 @@
 
 A short text goes through the network in float32, a layer at a time, and through the executor that will serve it.  The
 cost of a generator is the mean Kullback-Leibler divergence of its next-token distributions, in nats; of any other
-network the mean of 1 - cosine of its states.  A cost is kept in a file named by a hash of samples of the weights, so
-that it is measured again only for other weights, another processor or other kernels.
+network the mean of 1 - cosine of its states.  A cost is kept in a file named by a hash of all
+weights (service.cost_files), so that it is measured again only for other weights, another processor or other kernels.
 """
 
 import hashlib
-import json
-import logging
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -23,80 +20,52 @@ from models.checkpoint.description import Description, blank, foreign
 from models.checkpoint.precision import Suited
 from models.checkpoint.weights import Weights
 from models.divergence import Divergence
-from models.errors import CheckpointError
 from models.executor import Executor, Rows
 from models.native.library import made_of
 from models.native.plan import hollow
 from models.ragged import Ragged
 from models.transformer import Transformer
+from service.cost_files import Costs, Hashes
 from service.place import Place, placed
 from service.settings import Settings
 
 TEXT = Path(__file__).parent / "quality.txt"  # prose and code of several kinds
 TEXTS, TOKENS = 4, 32  # windows of the text, and tokens of each
 ROWS = 8  # of each window, the last ones, whose predictions are compared: a vocabulary may be large
-SAMPLES, SAMPLE = 16, 1 << 16  # pieces of a file that are hashed, and their bytes
 NARROW = ("int8", "int4")
-log = logging.getLogger("polyhead.fidelity")
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Costs of the weights with one hash, by precision, instructions and kernels, in a file below `folder`."""
-
-    folder: Path
-    weights: str  # hash
-
-    @property
-    def _file(self) -> Path:
-        return self.folder / f"{self.weights}.json"
-
-    def find(self, key: str) -> float | None:
-        """None where it was never measured."""
-        found = self._read().get(key)
-        return found if isinstance(found, float) else None
-
-    def keep(self, key: str, cost: float) -> None:
-        """Without effect where the folder cannot be written: it is measured again at the next start."""
-        growing = self._file.with_suffix(f".{os.getpid()}")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            growing.write_text(json.dumps(self._read() | {key: cost}))
-            growing.replace(self._file)
-        except OSError as error:
-            log.info("the measured cost of a precision is not kept: %s", error)
-            with suppress(OSError):  # a full disk has taken a part of it
-                growing.unlink()
-
-    def _read(self) -> dict[str, object]:
-        """Empty where there is no such file, or it is not ours."""
-        try:
-            found = json.loads(self._file.read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
+def costs_of(what: Description, hashes: Hashes, check: Callable[[], None]) -> Costs:
+    """The costs of its weights, all of which are read unless their hashes are kept.  Raises CheckpointError."""
+    return Costs(hashes.folder, fingerprint(what, lambda path: hashes.of(path, check)))
 
 
-def costs_of(what: Description, settings: Settings) -> Costs:
-    return Costs(Path(settings.model_dir).expanduser() / "fidelity", fingerprint(what))
+def known_costs(what: Description, hashes: Hashes) -> Costs | None:
+    """The same without reading weights; None where the hash of a file is not kept."""
+    if not all(hashes.known(path) for path in files_of(what)):
+        return None
+    return Costs(hashes.folder, fingerprint(what, hashes.known))
 
 
-def fingerprint(what: Description) -> str:
-    """A SHA-256 over what tensors there are, how long their files are, and SAMPLES pieces of each file."""
-    found = hashlib.sha256(repr(what.config).encode())
+def hashes_of(settings: Settings) -> Hashes:
+    return Hashes(settings.model_dir / "fidelity")
+
+
+def files_of(what: Description) -> list[Path]:
+    """All files that its tensors come from."""
+    return sorted({path for entry in what.entries.values() for path in entry.files})
+
+
+def fingerprint(what: Description, hash_of: Callable[[Path], str]) -> str:
+    """A SHA-256 over all that its cost depends on: every byte of its weights, what is made of them, and the tokens that
+    the network is tested with."""
+    hashes = {path: hash_of(path) for path in files_of(what)}
+    tokens = what.tokenizer.encode(TEXT.read_text(encoding="utf-8"), special=False).ids, what.tokenizer.ends
+    network = what.family, what.config, what.head.task, what.head.spare, what.head.configs
+    found = hashlib.sha256(repr((network, tokens, what.max_tokens)).encode())
     for name, entry in sorted(what.entries.items()):
-        found.update(f"{name} {entry.kind} {entry.shape}\n".encode())
-        found.update(repr(entry.changes).encode())
-    for path in sorted({path for entry in what.entries.values() for path in entry.files}):
-        try:
-            with path.open("rb") as file:
-                size = file.seek(0, os.SEEK_END)
-                for number in range(SAMPLES):
-                    file.seek(max(size - SAMPLE, 0) * number // (SAMPLES - 1))
-                    found.update(file.read(SAMPLE))
-        except OSError as error:
-            raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None
-        found.update(f"{size}\n".encode())
+        source = [hashes[path] for path in entry.files]
+        found.update(repr((name, entry.kind, entry.shape, entry.changes, source)).encode())
     return found.hexdigest()
 
 
@@ -115,11 +84,15 @@ def testing_bytes(place: Place, vocabulary: int) -> int:
 
 
 def with_known_cost(what: Description, settings: Settings) -> Description:
-    """With float32 as its default precision, where the usual one is known to cost more than `max_kl`."""
+    """With float32 as its default precision, where the usual one is known to cost more than `max_kl`.
+
+    No weights are read for it.
+    """
     place = placed(settings, what.suited, what.body)
     if settings.precision != "auto" or not is_tested(place):
         return what
-    cost = costs_of(what, settings).find(key_of(place))
+    costs = known_costs(what, hashes_of(settings))
+    cost = costs.find(key_of(place)) if costs is not None else None
     return prefer_float32(what, place, cost, settings) if cost is not None and cost > settings.max_kl else what
 
 
@@ -139,9 +112,21 @@ def describe_cost(cost: float, what: Description) -> str:
 class SelfTest:
     """Of one model: `expect` computes in float32 before packing, `compare` with the executor that will serve it."""
 
-    def __init__(self, what: Description, place: Place, settings: Settings, longest: int) -> None:
-        """`longest`: tokens that its cache holds, if it has one, else of its longest text."""
-        self.what, self._costs, self._key = what, costs_of(what, settings), key_of(place)
+    def __init__(
+        self,
+        what: Description,
+        place: Place,
+        settings: Settings,
+        longest: int,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Reads the weights once, unless their hash is known.  Raises CheckpointError, and what `check` raises.
+
+        `longest`: tokens that its cache holds, if it has one, else of its longest text.  `check` is called after each
+        MiB that is read.
+        """
+        self.what, self._hashes, self._key = what, hashes_of(settings), key_of(place)
+        self._costs = costs_of(what, self._hashes, check)
         self.cost = self._costs.find(self._key)
         self._texts = texts(what, longest) if self.cost is None else []
         self._expected = torch.empty(0)
@@ -198,7 +183,7 @@ class SelfTest:
 
     @torch.inference_mode()
     def compare(self, executor: Executor) -> None:
-        """Sets the cost, and keeps it; unless it is known."""
+        """Sets the cost, and keeps it unless a file of weights has changed since it was hashed; unless it is known."""
         if not self._is_due:
             return
         found = torch.cat([executor.step(self._step(text, executor)).clone() for text in self._texts])
@@ -212,7 +197,8 @@ class SelfTest:
             self.cost = divergence.figures.kl_mean
         else:
             self.cost = float(1 - torch.cosine_similarity(expected, found, dim=-1).double().mean())
-        self._costs.keep(self._key, self.cost)
+        if known_costs(self.what, self._hashes) == self._costs:
+            self._costs.keep(self._key, self.cost)
 
     def _compared(self, text: list[int]) -> range:
         """The rows of a text that are compared: of a generator the last ones, of others all."""

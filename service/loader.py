@@ -254,7 +254,7 @@ class Loader:
             if is_tested(place):
                 longest = need.cache_tokens or described.what.max_tokens
                 loading.stage = "was being tested for what its precision costs"
-                test = await aside(lambda: SelfTest(described.what, place, self._settings, longest))
+                test = await aside(lambda: SelfTest(described.what, place, self._settings, longest, loading.check))
                 await loading.on_engine(engine, lambda: test.expect(self._progress(loading, ignore)))
                 await engine.call(trim)
                 loading.stage = STAGES["read and pack"]

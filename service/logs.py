@@ -10,7 +10,7 @@ import logging
 import re
 import sys
 import time
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 import orjson
 
@@ -27,6 +27,14 @@ CONTINUED = "  | "  # before every further line of a message: a traceback has so
 def safe(text: str) -> str:
     """`text` on one line, and nothing in it but what can be seen."""
     return UNSAFE.sub(lambda found: WRITTEN_OUT.get(found[0], f"\\u{ord(found[0]):04x}"), text)
+
+
+def shown(text: str, stream: TextIO) -> str:
+    """`text` as it may be written to `stream`: for a terminal all but newlines and tabs as `safe` makes it.
+
+    A model's labels and answers may hold any character.
+    """
+    return re.sub(r"[^\n\t]+", lambda found: safe(found[0]), text) if stream.isatty() else text
 
 
 class ConsoleFormatter(logging.Formatter):

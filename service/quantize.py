@@ -24,14 +24,20 @@ Say = Callable[[str, int, int], None]
 
 def quantize(source: str, out: Path, precision: str, text: Path | None, say: Say) -> str:
     """Write `out` and say what became of the weights.  ModelError where it cannot be done."""
+    if out.is_symlink() and not out.exists():
+        raise ModelError(f"{out} is a link to what is not there; name a folder that is new or empty")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ModelError(f"{out} is there already; name a folder that is new or empty")
     if (text is not None) != (precision == "int4"):
         raise ModelError("int4 needs --text, a file of text like that it will see; int8 takes none")
     what = described(source)
     save.matrices(what, save.SCHEMES[precision])
+    save.copied(Path(what.file).parent)
     grids = None if text is None else calibrated(source, what, text, say)
-    save.write(what, out, grids, lambda done, total: say("tensors written", done, total))
+    try:
+        save.write(what, out, grids, lambda done, total: say("tensors written", done, total))
+    except OSError as error:
+        raise ModelError(f"{out}: the folder cannot be written: {error.strerror or error}") from None
     before = sum(entry.size for entry in what.entries.values() if entry.encoding)
     after = sum(file.stat().st_size for file in out.glob("*.safetensors"))
     return f"{out}: weights of {after / MIB:.1f} MiB, {before / MIB:.1f} MiB before"

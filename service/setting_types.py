@@ -7,6 +7,7 @@ one line; a check raises ValueError, whose message pydantic puts beside the name
 import re
 from collections.abc import Mapping
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -152,3 +153,11 @@ ApiKeys = Annotated[Mapping[str, SecretStr], NoDecode, BeforeValidator(read_pair
 CollectorAddress = Annotated[str, AfterValidator(check_collector)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(read_list), AfterValidator(check_hosts)]
 WebOrigins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(read_list), AfterValidator(check_origins)]
+
+
+def with_home(path: Path) -> Path:
+    """`path` with ~ and ~user replaced by that user's home folder."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError("begins with ~ and the name of no user of this machine; give the whole path") from None

@@ -26,6 +26,7 @@ from service.setting_types import (
     ModelSources,
     ModelWeights,
     WebOrigins,
+    with_home,
 )
 from service.spread import Spread, check_pools
 from service.yaml_file import Document, FileError
@@ -281,7 +282,13 @@ class Settings(Spread):
     @field_validator("model_dir")
     @classmethod
     def expanded(cls, value: Path) -> Path:
-        return value.expanduser()
+        return with_home(value)
+
+    @field_validator("model_root", "keys_file")
+    @classmethod
+    def expandable(cls, value: str) -> str:
+        with_home(Path(value))
+        return value
 
     @classmethod
     def settings_customise_sources(

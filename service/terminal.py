@@ -10,11 +10,19 @@ from contextlib import closing
 import orjson
 
 from service.client import Client, ClientError
+from service.logs import shown
 
 
 def write(text: str) -> None:
-    sys.stdout.write(text)
+    """To standard output.  On a terminal, control characters but newlines and tabs are written out as in the log."""
+    sys.stdout.write(shown(text, sys.stdout))
     sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """To standard error, as `write` to standard output."""
+    sys.stderr.write(shown(text, sys.stderr))
+    sys.stderr.flush()
 
 
 def chat(client: Client, name: str, max_tokens: int) -> None:
@@ -23,7 +31,7 @@ def chat(client: Client, name: str, max_tokens: int) -> None:
     if not sys.stdin.isatty():
         answered(client, model, [{"role": "user", "content": sys.stdin.read()}], max_tokens)
         return
-    sys.stderr.write(f"{model} at {client.url}; Ctrl-C stops an answer, Ctrl-D leaves\n")
+    complain(f"{model} at {client.url}; Ctrl-C stops an answer, Ctrl-D leaves\n")
     messages: list[dict[str, str]] = []
     while (line := asked()) is not None:
         if not line.strip():
@@ -33,7 +41,7 @@ def chat(client: Client, name: str, max_tokens: int) -> None:
             messages.append({"role": "assistant", "content": answered(client, model, messages, max_tokens)})
         except ClientError as error:
             messages.pop()
-            sys.stderr.write(f"{error}\n")
+            complain(f"{error}\n")
 
 
 def asked() -> str | None:

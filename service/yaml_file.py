@@ -83,6 +83,8 @@ def content(path: str) -> str:
             data = file.read(LARGEST + 1)
     except OSError as error:
         raise FileError(f"{path} cannot be read: {error.strerror}") from None
+    except RuntimeError:  # of expanduser
+        raise FileError(f"{path} begins with ~ and the name of no user of this machine") from None
     if len(data) > LARGEST:
         raise FileError(f"{path} has more than {LARGEST} bytes, at most so many are read")
     try:

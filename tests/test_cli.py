@@ -12,7 +12,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from service import cli, client, quickstart, terminal
+from service import cli, cli_checkpoint, client, quickstart, terminal
 from service.client import Client, ClientError
 from service.version import VERSION
 
@@ -164,6 +164,47 @@ def test_a_conversation_keeps_what_was_said(
 class Typed(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+class Screen(Typed):
+    """A terminal that keeps what is written."""
+
+
+HOSTILE = "\x1b]0;own\x07\x1b[2J\r\x9b31m\u202e"
+WRITTEN_OUT = r"\u001b]0;own\u0007\u001b[2J\r\u009b31m\u202e"
+
+
+def test_a_terminal_gets_no_control_characters_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hostile(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/predict"):
+            return httpx.Response(200, json=[{"label": HOSTILE, "score": 1.0}])
+        if HOSTILE in json.loads(request.content)["messages"][-1]["content"]:
+            return httpx.Response(400, json={"error": {"message": HOSTILE}})
+        piece = {"choices": [{"delta": {"content": f"a\tb\n{HOSTILE}"}}]}
+        return httpx.Response(200, text=f"data: {json.dumps(piece)}\n\ndata: [DONE]\n\n")
+
+    answering(monkeypatch, hostile)
+    for stream in (Screen, io.StringIO):
+        shown = WRITTEN_OUT if stream is Screen else HOSTILE
+        out, err = stream(), stream()
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        terminal.classify(Client("http://testserver", ""), "talk", ["a text"])
+        assert out.getvalue() == f"{shown}\t1.0000\ta text\n"
+        monkeypatch.setattr(sys, "stdin", Typed(f"One\n{HOSTILE}\n"))
+        terminal.chat(Client("http://testserver", ""), "talk", 0)
+        assert out.getvalue().endswith(f"a text\na\tb\n{shown}\n")
+        assert f"{shown}\n" in err.getvalue()
+
+
+def test_commands_write_tokens_and_errors_of_a_model_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = Screen(), Screen()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    cli_checkpoint.say(f"a\n{HOSTILE}")
+    cli_checkpoint.fail(HOSTILE)
+    assert out.getvalue() == f"a\n{WRITTEN_OUT}\n"
+    assert err.getvalue() == f"polyhead: {WRITTEN_OUT}\n"
 
 
 def test_an_error_in_a_conversation_does_not_end_it(

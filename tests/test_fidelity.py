@@ -1,7 +1,11 @@
 """The self-test of a default precision: its cost is measured, logged, kept, and float32 taken where it is too high."""
 
+import hashlib
 import logging
 import math
+import os
+import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +16,13 @@ from transformers import AutoModelForSequenceClassification
 
 from models import checkpoint
 from models.checkpoint import ignore
+from models.checkpoint.description import Description
+from models.errors import CheckpointError
 from models.native.executor import NativeExecutor
-from service import fidelity, loader
-from service.fidelity import Costs, SelfTest, fingerprint, key_of, with_known_cost
+from service import cost_files, fidelity, loader
+from service.cost_files import LARGEST, Costs, Hashes
+from service.errors import Stopped
+from service.fidelity import SelfTest, costs_of, hashes_of, key_of, known_costs, with_known_cost
 from service.model import Model
 from service.place import placed
 from service.registry import Registry
@@ -166,6 +174,15 @@ def test_what_is_no_number_costs_too_much(tmp_path: Path) -> None:
     assert test.cost == math.inf
 
 
+def unstopped() -> None:
+    """Nothing ends the load."""
+
+
+def name_of(what: Description, folder: Path) -> str:
+    """The hash that its costs are kept under."""
+    return costs_of(what, Hashes(folder), unstopped).weights
+
+
 def test_a_merged_adapter_changes_the_fingerprint(tiny_classifier: Path, tmp_path: Path) -> None:
     folders = []
     for number, alpha in enumerate((8, 8, 16)):
@@ -174,17 +191,185 @@ def test_a_merged_adapter_changes_the_fingerprint(tiny_classifier: Path, tmp_pat
         base = AutoModelForSequenceClassification.from_pretrained(tiny_classifier)
         get_peft_model(base, config).save_pretrained(tmp_path / str(number))
         folders.append(f"{tiny_classifier}+{tmp_path / str(number)}")
-    found = {fingerprint(checkpoint.describe(source)) for source in (str(tiny_classifier), *folders)}
+    found = {name_of(checkpoint.describe(source), tmp_path) for source in (str(tiny_classifier), *folders)}
     assert len(found) == 4
 
 
 def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:
     one, other = (checkpoint.describe(str(file_of(tmp_path, name))) for name in ("key biases", "plain"))
     same = checkpoint.describe(str(file_of(tmp_path / "..", "key biases")))
-    assert fingerprint(one) == fingerprint(same) != fingerprint(other)
+    assert name_of(one, tmp_path) == name_of(same, tmp_path) != name_of(other, tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"{", b'{"key": "many"}', b'{"key": {}}'])
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Bytes as of weights."""
+    file = tmp_path / "large.bin"
+    file.write_bytes(random.Random(0).randbytes(5 << 20))
+    return file
+
+
+def changed(file: Path, place: int) -> None:
+    """One bit of it, at a later time; its length and its time of modification stay."""
+    before = file.stat()
+    with file.open("r+b") as out:
+        out.seek(place)
+        [byte] = out.read(1)
+        while file.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of a file system may tick seldom
+            out.seek(place)
+            out.write(bytes([byte ^ 1]))
+            out.flush()
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("place", [0, 100_000, 1_234_567, (5 << 20) - 70_000, (5 << 20) - 1])
+def test_every_byte_of_every_file_counts(place: int, large: Path, tmp_path: Path) -> None:
+    """A copy that was changed anywhere shares no cost with what it was copied from."""
+    what = checkpoint.describe(str(file_of(tmp_path)))
+    crafted = tmp_path / "crafted.bin"
+    crafted.write_bytes(large.read_bytes())
+    one, other = (
+        replace(what, entries={name: replace(entry, file=file) for name, entry in what.entries.items()})
+        for file in (large, crafted)
+    )
+    costs = costs_of(one, Hashes(tmp_path / "kept"), unstopped)
+    assert costs_of(other, Hashes(tmp_path / "kept"), unstopped) == costs
+    costs.keep("key", 0.25)
+    changed(crafted, place)
+    assert costs_of(other, Hashes(tmp_path / "kept"), unstopped).find("key") is None
+    assert costs_of(one, Hashes(tmp_path / "kept"), unstopped).find("key") == 0.25
+
+
+def test_every_shard_counts(large: Path, tmp_path: Path) -> None:
+    what, shard = checkpoint.describe(str(file_of(tmp_path))), tmp_path / "shard.bin"
+    shard.write_bytes(large.read_bytes())
+    files = [large, shard] * len(what.entries)
+    entries = zip(what.entries.items(), files, strict=False)
+    two = replace(what, entries={name: replace(entry, file=file) for (name, entry), file in entries})
+    before = name_of(two, tmp_path / "kept")
+    changed(shard, 1_234_567)
+    assert name_of(two, tmp_path / "kept") != before
+
+
+def test_what_the_weights_are_tested_with_counts(tiny_classifier: Path, tmp_path: Path) -> None:
+    """The same weights beside another vocabulary, or with another output, have a cost of their own."""
+    what, other = checkpoint.describe(str(file_of(tmp_path))), checkpoint.describe(str(tiny_classifier))
+    tied = replace(what, head=replace(what.head, spare=("head.output.weight", "more")))
+    assert len({name_of(each, tmp_path) for each in (what, replace(what, tokenizer=other.tokenizer), tied)}) == 3
+
+
+def test_a_file_is_hashed_once_wherever_it_lies(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = Hashes(tmp_path / "kept")
+    assert hashes.known(large) == ""
+    found = hashes.of(large, unstopped)
+    assert found == hashlib.sha256(large.read_bytes()).hexdigest()
+    other = large.rename(tmp_path / "other.bin")  # changes its times on some file systems
+    hashes.of(other, unstopped)
+
+    def again(_: Path) -> None:
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr(cost_files, "opened", again)
+    assert Hashes(tmp_path / "kept").of(other, unstopped) == Hashes(tmp_path / "kept").known(other) == found
+
+
+def test_a_file_that_was_changed_or_replaced_is_hashed_again(large: Path, tmp_path: Path) -> None:
+    hashes = Hashes(tmp_path / "kept")
+    found = hashes.of(large, unstopped)
+    changed(large, 1_234_567)
+    assert hashes.known(large) == ""
+    assert hashes.of(large, unstopped) != found
+    times = large.stat()
+    other = tmp_path / "other.bin"
+    other.write_bytes(bytes(times.st_size))
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    other.replace(large)
+    assert hashes.known(large) == ""
+
+
+def test_a_hash_of_what_changes_meanwhile_is_not_kept(large: Path, tmp_path: Path) -> None:
+    pieces = iter(range(9))
+    hashes = Hashes(tmp_path / "kept")
+    hashes.of(large, lambda: changed(large, 7) if next(pieces) == 2 else None)
+    assert hashes.known(large) == ""
+    assert not (tmp_path / "kept").exists()
+
+
+def test_what_cannot_be_hashed_is_said_and_a_load_that_is_ended_stops(large: Path, tmp_path: Path) -> None:
+    calls = []
+
+    def stop() -> None:
+        calls.append(1)
+        raise Stopped("the load was ended")
+
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Hashes(tmp_path).of(tmp_path / "nothing", unstopped)
+    with pytest.raises(CheckpointError, match="no regular file"):
+        Hashes(tmp_path).of(tmp_path, unstopped)
+    with pytest.raises(Stopped):
+        Hashes(tmp_path).of(large, stop)
+    assert len(calls) == 1
+
+
+def test_a_cost_of_weights_that_changed_meanwhile_is_not_kept(tmp_path: Path) -> None:
+    """What was hashed is not what was measured."""
+    source = file_of(tmp_path)
+    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
+    place = placed(settings, what.suited, what.body)
+    test = SelfTest(what, place, settings, what.max_tokens)
+    test.expect(ignore)
+    loaded = checkpoint.load(str(source))
+    head: Any = loaded.head
+    executor = NativeExecutor(loaded.network, head, precision="int8", block_count=16)
+    changed(source, source.stat().st_size - 1)
+    test.compare(executor)
+    assert test.cost is not None
+    assert known_costs(what, hashes_of(settings)) is None
+    assert [path for path in (tmp_path / "fidelity").iterdir() if b"sha256" not in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b'{"sha256": 1}', b'{"sha256": "ABC"}', b'{"sha256": "../../' + b"0" * 58 + b'"}']
+)
+def test_a_kept_hash_that_is_not_ours_is_made_again(content: bytes, large: Path, tmp_path: Path) -> None:
+    hashes = Hashes(tmp_path / "kept")
+    found = hashes.of(large, unstopped)
+    [record] = (tmp_path / "kept").iterdir()
+    record.write_bytes(content)
+    assert hashes.known(large) == ""
+    assert hashes.of(large, unstopped) == hashes.known(large) == found
+
+
+def test_what_is_no_file_is_not_read_back(tmp_path: Path) -> None:
+    """Nothing hangs on a pipe, and nothing is read through a link that leads elsewhere."""
+    secret = tmp_path / "elsewhere" / "secret.json"
+    secret.parent.mkdir()
+    secret.write_bytes(b'{"key": 0.5}')
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe.json")
+    (folder / "link.json").symlink_to(secret)
+    (folder / "folder.json").mkdir()
+    (folder / "zero.json").symlink_to("/dev/zero")
+    for name in ("pipe", "link", "folder", "zero"):
+        assert Costs(folder, name).find("key") is None
+    Costs(folder, "link").keep("key", 0.25)
+    assert (Costs(folder, "link").find("key"), secret.read_bytes()) == (0.25, b'{"key": 0.5}')
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"key": "many"}',
+        b'{"key": {}}',
+        b'{"key": NaN}',
+        b"[" * LARGEST,
+        b'{"key": 0.5, "more": "' + b" " * LARGEST + b'"}',
+    ],
+)
 def test_a_file_of_costs_that_is_not_ours_is_measured_again(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "abc.json").write_bytes(content)
     costs = Costs(tmp_path, "abc")

@@ -1,6 +1,8 @@
 """Checkpoints written as codes and scales, and read again: the same to the bit, or refused with a reason."""
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from test_native_packing import linear_of, unpacked
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
-from models import checkpoint
+from models import checkpoint, files
 from models.checkpoint import compressed
 from models.errors import CheckpointError, UnsupportedError
 from models.executor import Rows
@@ -369,6 +371,70 @@ def test_the_command_says_what_became_of_the_weights(tiny_classifier: Path, tmp_
         assert result.exit_code == 0, result.stderr
         assert "MiB before" in result.stdout
         assert checkpoint.load(str(out)).labels == checkpoint.load(str(tiny_classifier)).labels
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "said"),
+    [
+        ("vocab.json", "{secret}", "leads out of its folder"),
+        ("special_tokens_map.json", "{secret}", "leads out of its folder"),
+        ("notes.txt", "{secret}", "leads out of its folder"),
+        ("more.model", "/dev/zero", "leads out of its folder"),
+        ("1_Pooling", "{outside}", "is no folder inside this one"),
+        ("notes.txt", "{nothing}", "there is no such file"),
+    ],
+)
+def test_what_a_folder_links_to_is_not_copied(
+    name: str, target: str, said: str, tiny_generator: Path, tmp_path: Path
+) -> None:
+    outside, source, new = tmp_path / "outside", tmp_path / "source", tmp_path / "new"
+    outside.mkdir()
+    (outside / "config.json").write_text('{"secret": 1}')
+    shutil.copytree(tiny_generator, source)
+    places = {"secret": outside / "config.json", "outside": outside, "nothing": source / "nothing"}
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to(target.format(**places))
+    result = polyhead("quantize", str(source), str(new))
+    assert result.exit_code == 1
+    assert name in result.stderr
+    assert said in result.stderr
+    assert not new.exists()
+
+
+def test_a_file_too_long_or_a_pipe_is_not_copied(tiny_generator: Path, tmp_path: Path) -> None:
+    source, new = tmp_path / "source", tmp_path / "new"
+    shutil.copytree(tiny_generator, source)
+    with (source / "notes.txt").open("wb") as file:
+        file.truncate(files.VOCABULARY + 1)
+    assert "notes.txt: is longer than 64 MiB" in polyhead("quantize", str(source), str(new)).stderr
+    (source / "notes.txt").unlink()
+    os.mkfifo(source / "notes.txt")
+    assert "notes.txt: is no regular file" in polyhead("quantize", str(source), str(new)).stderr
+    assert not new.exists()
+
+
+def test_what_a_hub_s_cache_links_to_is_copied(tiny_generator: Path, tmp_path: Path) -> None:
+    home = tmp_path / "models--some--model"
+    snapshot = home / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(tiny_generator, home / "blobs")
+    for file in (home / "blobs").iterdir():
+        (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
+    result = polyhead("quantize", str(snapshot), str(tmp_path / "new"))
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "new" / "tokenizer.json").read_bytes() == (tiny_generator / "tokenizer.json").read_bytes()
+    assert not (tmp_path / "new" / "tokenizer.json").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("out", "said"), [("dangling", "is a link to what is not there"), ("file/new", "the folder cannot be written")]
+)
+def test_a_folder_that_cannot_be_made_is_said(out: str, said: str, tiny_classifier: Path, tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    (tmp_path / "file").write_text("")
+    result = polyhead("quantize", str(tiny_classifier), str(tmp_path / out))
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert said in result.stderr
 
 
 def test_fused_and_transposed_matrices_are_refused(tmp_path: Path) -> None:

@@ -139,6 +139,13 @@ def test_models_are_kept_where_caches_are(tmp_path: Path, monkeypatch: pytest.Mo
     assert read({"model_dir": "~/m"}).model_dir == Path.home() / "m"
 
 
+@pytest.mark.parametrize("name", ["model_dir", "model_root", "keys_file", "config"])
+def test_the_home_of_nobody_is_said(name: str) -> None:
+    said = refused({name: "~no-such-user/x"})
+    assert said.startswith(f"{name}: ")
+    assert "name of no user of this machine" in said
+
+
 def test_what_the_user_set_for_libraries_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in LIBRARY_DEFAULTS:
         monkeypatch.delenv(name, raising=False)

@@ -3,7 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,14 +12,16 @@ from recipes import RECIPES, command, tried
 from safetensors.torch import load_file
 
 from models.checkpoint import load
+from models.errors import CheckpointError
 from models.ragged import Ragged
-from training import recipe, samples
+from training import follow, recipe, samples
 from training.errors import RecipeError
 from training.lesson import Learning
 from training.plan import Plan
 from training.sources import SOURCES
 from training.trainer import Place
 from training.trunk import made_up
+from training.tuned import Tuned, save
 
 WHOLE = sorted(path.stem for path in RECIPES.glob("*.toml") if '\nrun = "bert"' in path.read_text())
 ADAPTED = "spam"
@@ -167,6 +169,35 @@ def test_what_nobody_can_write_is_refused_before_it_is_learned(trunk: Path) -> N
         recipe.prepared(chosen, load(str(trunk)), SOURCES["topics"].lesson(("a", "b")), 2)
     with pytest.raises(RecipeError, match="'T5ForConditionalGeneration' is of no family that is made here: bert, gpt2"):
         made_up("T5ForConditionalGeneration", [], trunk, embeds=False)
+
+
+def test_what_a_trunk_links_to_is_not_copied(tmp_path: Path) -> None:
+    trunk, secret = tmp_path / "trunk", tmp_path / "secret"
+    trunk.mkdir()
+    secret.write_text("secret")
+    (trunk / "vocab.txt").symlink_to(secret)
+    learned = Tuned(
+        trunk=trunk,
+        family="bert",
+        architecture="",
+        network=cast(Any, None),
+        head=torch.nn.Identity(),
+        labels=(),
+        said={},
+    )
+    with pytest.raises(CheckpointError, match=r"vocab\.txt: is a link that leads out of its folder"):
+        save(learned, tmp_path / "out")
+    assert not list((tmp_path / "out").iterdir())
+
+
+def test_what_a_run_links_to_is_not_copied(tmp_path: Path) -> None:
+    """A copy of a link leads where the link did, and what it leads to is not read."""
+    model, secret = tmp_path / "run" / "model", tmp_path / "secret"
+    model.mkdir(parents=True)
+    secret.write_text("secret")
+    (model / "vocab.txt").symlink_to(secret)
+    follow.export(tmp_path / "run", tmp_path / "out")
+    assert (tmp_path / "out" / "vocab.txt").is_symlink()
 
 
 def test_a_run_is_exported(runs: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -193,6 +194,18 @@ def test_what_cannot_be_measured_or_exported_is_said(tiny_embedder: Path, tmp_pa
         result = CliRunner().invoke(app, [str(argument) for argument in arguments])
         assert result.exit_code == 1
         assert complaint in result.stderr
+
+
+def test_what_the_vocabulary_of_a_run_links_to_is_not_copied(runs: Path, tmp_path: Path) -> None:
+    run, secret = tmp_path / "run", tmp_path / "secret"
+    shutil.copytree(runs / WHOLE[0], run)
+    shutil.rmtree(run / whole.MODEL)
+    secret.write_text("secret")
+    (run / whole.VOCABULARY / "notes.txt").symlink_to(secret)
+    result = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "notes.txt: is a link that leads out of its folder" in result.stderr
+    assert not (tmp_path / "out" / "notes.txt").exists()
 
 
 # ---- data

@@ -34,7 +34,7 @@ def export(run: Path, out: Path) -> None:
         raise RecipeError(f"{out}: there is something in it; name a new or an empty folder")
     made = [run / name for name in ("adapter", "model") if (run / name).is_dir()]
     if made and not (run / whole.RECIPE).exists():
-        shutil.copytree(made[0], out, dirs_exist_ok=True)
+        shutil.copytree(made[0], out, symlinks=True, dirs_exist_ok=True)  # a link is not followed
     else:
         whole.export(run, out)
 

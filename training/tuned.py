@@ -4,7 +4,6 @@ It doesn't know how they were learned.  The one idea: what is not numbers (the v
 of the arithmetic) is the trunk's own, word for word.
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 
 from models.architectures import FAMILIES
 from models.checkpoint.parts import read_json
+from models.files import copy
 from models.transformer import Transformer
 from training.adapter import labels_config
 from training.errors import RecipeError
@@ -57,7 +57,7 @@ def save(tuned: Tuned, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for name in VOCABULARY:
         if (tuned.trunk / name).exists():
-            shutil.copyfile(tuned.trunk / name, folder / name)
+            copy(tuned.trunk / name, folder / name)
     said = {key: value for key, value in read_json(tuned.trunk / "config.json").items() if key not in OTHERS}
     said["vocab_size"] = tuned.network.config.vocab_size
     kind = FAMILIES[tuned.family].heads[tuned.architecture].kind

@@ -15,6 +15,7 @@ import torch
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeFloat, PositiveInt
 from torch import nn
 
+from models.files import copy
 from models.seq2seq import Seq2Seq
 from models.tokenizer import Tokenizer
 from training import saved
@@ -218,7 +219,10 @@ def measured(course: Course, learned: dict[str, float], note: str) -> Result:
 
 def write_model(recipe: Recipe, words: Tokenizer, modules: Sequence[nn.Module], known: Path, out: Path) -> None:
     """The vocabulary's files and the network's, a folder that can be served."""
-    shutil.copytree(known, out, dirs_exist_ok=True)
+    out.mkdir(parents=True, exist_ok=True)
+    for file in known.iterdir():
+        if not file.is_dir():
+            copy(file, out / file.name)
     recipe.named.write(modules, words, out)
 
 

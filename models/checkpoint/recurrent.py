@@ -4,7 +4,6 @@ Knows nothing of what a network computes.  No other program writes such folders,
 what the network says of itself, field by field and parameter by parameter under its own names, and all of it is read.
 """
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, fields, replace
 from functools import partial
@@ -22,6 +21,7 @@ from models.checkpoint.tensors import Entry, readable
 from models.config import ModelConfig
 from models.decoding import Writing
 from models.errors import CheckpointError, ModelError, UnsupportedError
+from models.files import copy
 from models.recurrent import RecurrentConfig, RecurrentTranslator
 from models.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ def save(folder: Path, network: RecurrentTranslator, tokenizer_file: Path) -> No
     tensors = {name: each.detach().to("cpu", torch.float32).contiguous() for name, each in network.named_parameters()}
     (folder / SINGLE).write_bytes(packed(tensors, metadata={"format": "pt"}))
     if tokenizer_file.absolute() != (folder / "tokenizer.json").absolute():
-        shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
+        copy(tokenizer_file, folder / "tokenizer.json")
     described = {NAMES[name]: value for name, value in asdict(network.config).items()}
     whole = {"model_type": KIND, "architectures": [ARCHITECTURE], "dtype": "float32", **described}
     (folder / "config.json").write_bytes(orjson.dumps(whole, option=orjson.OPT_INDENT_2) + b"\n")

@@ -4,7 +4,6 @@ Knows no arithmetic but rounding.  The one idea: what a file will hold is known 
 is written first and every tensor to its place as it is made: one matrix in memory at a time.
 """
 
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from math import prod
 from pathlib import Path
@@ -19,6 +18,7 @@ from models.checkpoint.description import Description, announced, blank, used
 from models.checkpoint.parts import read_json
 from models.checkpoint.tensors import Entry
 from models.errors import UnsupportedError
+from models.files import copy, copyable, subfolder
 from models.heads import LanguageHead
 from models.quantize import FINE, Grid
 
@@ -91,17 +91,28 @@ def write(
     source, names = Path(what.file).parent, matrices(what, scheme)
     entries = {name: entry for name, entry in folder.tensors_of(source).items() if entry.encoding is not None}
     config = read_json(source / "config.json")
+    unchanged = copied(source)
     out.mkdir(parents=True, exist_ok=True)
-    for file in (found for pattern in COPIED for found in source.glob(pattern)):
-        if file.name != formats.INDEX and file != source / "config.json":
-            (out / file.relative_to(source)).parent.mkdir(exist_ok=True)
-            shutil.copyfile(file, out / file.relative_to(source))
+    for path in unchanged:
+        (out / path).parent.mkdir(exist_ok=True)
+        copy(source / path, out / path)
     shapes: Shapes = {}
     for name, entry in entries.items():
         shapes |= coded_shapes(name, entry, scheme) if name in names else {name: (entry.kind, entry.shape)}
     write_tensors(out / formats.SINGLE, shapes, made(entries, names, grids, progress))
     config[compressed.CONFIG] = compressed.config_of(scheme, floating(what, entries, names))
     (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
+
+
+def copied(source: Path) -> list[Path]:
+    """Paths, relative to the folder, of the files that are copied as they are.  CheckpointError where one of them would
+    not be read if the folder were loaded: a link that leads out of it, a device, a file that is too long."""
+    found = sorted({path.relative_to(source) for pattern in COPIED for path in source.glob(pattern)})
+    found = [path for path in found if path.name != formats.INDEX and path != Path("config.json")]
+    for path in found:
+        subfolder(source, "" if path.parent == Path() else path.parent.name)
+        copyable(source / path)
+    return found
 
 
 def floating(what: Description, entries: Mapping[str, Entry], names: Mapping[str, str]) -> list[str]:
