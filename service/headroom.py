@@ -46,6 +46,11 @@ class Headroom:
                 raise Overloaded(f"{what} takes about {mib(size)} MiB, and {left} are left by others", retry_after=1)
             self._taken += size
 
+    def lacking(self, size: int) -> float:
+        """How many bytes of `size` cannot be taken now."""
+        with self._lock:
+            return max(self._taken + size - self.whole, 0)
+
     def give(self, size: int) -> None:
         with self._lock:
             self._taken -= size

@@ -30,7 +30,8 @@ from uvicorn.server import ServerState
 from service import capacity
 from service.api.admission import Admission, Bounds
 from service.api.alike import write_error
-from service.api.connection import Connection, Edge
+from service.api.connection import Connection
+from service.api.edge import Edge
 from service.api.origins import ANY, Origins
 from service.api.probing import Probing
 from service.api.quota import Quotas
@@ -39,7 +40,8 @@ from service.api.record import Traces
 from service.api.security import Keys
 from service.api.server import Engine, Registry, Server
 from service.engine.worker import Ended, StepReport
-from service.headroom import TOKEN, Headroom
+from service.headroom import BODY, TOKEN, Headroom
+from service.loop_errors import LoopErrors
 from service.metrics import Metrics
 from service.model import Model
 from service.request import Duty
@@ -112,7 +114,7 @@ class Books:
             keys=self.keys,
             quotas=self.quotas,
             origins=Origins(settings),
-            receiving=Receiving(WHOLE * settings.max_body_bytes),
+            receiving=Receiving(WHOLE * settings.max_body_bytes, lambda: headroom.whole / (2 * BODY)),
             traces=traces,
             headroom=headroom,
         )
@@ -168,6 +170,7 @@ class Process(uvicorn.Server):
         self.hanging.daemon = True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(LoopErrors())
         await super().startup(sockets)
         for listener in sockets or []:
             listener.listen(WAITING)
@@ -253,7 +256,7 @@ class Probes:
 
     def __init__(self, settings: Settings, app: FastAPI, server: Server) -> None:
         self.listener = bound(settings.host, settings.probe_port, "--probe-port")
-        edge = replace(edge_of(settings, server), most=PROBES, receiving=Receiving(), silent={}, lingering={})
+        edge = replace(edge_of(settings, server), most=PROBES, receiving=Receiving())
         self.state = ServerState()
         self.connection = partial(Connection, configured(Probing(app), edge), self.state, {}, edge=edge)
 
@@ -272,7 +275,7 @@ def edge_of(settings: Settings, server: Server) -> Edge:
         header_seconds=settings.header_seconds,
         keep_alive_seconds=settings.keep_alive_seconds,
         write_seconds=settings.write_seconds,
-        most=sockets(settings.max_connections),
+        most=sockets(settings.max_connections, (PROBES + TAKEN if settings.probe_port else 0) + TAKEN),
         words=write_error,
         refused=lambda status: server.metrics.answered("other", "", status),
         cut=server.metrics.cut,

@@ -120,19 +120,25 @@ class Threads:
 
     def _serve(self) -> None:
         while (work := self._waiting.get()) is not None:
-            with self._lock:
-                refused = self._strays[work.source] > 0
-                if not refused:
-                    self._running.add(work)
-            if refused:
-                work.tell(Failure(self._busy(work)))
-                continue
-            work.run()
-            with self._lock:
-                self._running.discard(work)
-                if not work.here:
-                    self._strays[work.source] -= 1
-                    return  # another has its place
+            if not self._do(work):
+                return  # another has its place
+            del work  # its result is not kept while this thread waits
+
+    def _do(self, work: Work) -> bool:
+        """Whether its thread goes on: it was not replaced meanwhile."""
+        with self._lock:
+            refused = self._strays[work.source] > 0
+            if not refused:
+                self._running.add(work)
+        if refused:
+            work.tell(Failure(self._busy(work)))
+            return True
+        work.run()
+        with self._lock:
+            self._running.discard(work)
+            if not work.here:
+                self._strays[work.source] -= 1
+            return work.here
 
     def _busy(self, work: Work) -> PolyheadError:
         said = f"{work.what} is not begun: another of the same model has not returned for {self._patience:g} s"

@@ -54,11 +54,18 @@ async def keep_low() -> None:
         floor = min(floor, resident_memory())
 
 
-def sockets(wanted: int) -> int:
-    """How many connections there can be: so many, or what the limit on open files leaves, which is raised for them."""
+def sockets(wanted: int, beside: int = 0) -> int:
+    """How many connections there can be: so many, or what the limit on open files leaves, which is raised for them.
+
+    `beside` files are opened besides these connections and `FILES`.
+    """
     now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     ceiling = math.inf if most == resource.RLIM_INFINITY else most
-    limit = int(min(max(now, wanted + FILES), ceiling)) if now != resource.RLIM_INFINITY else wanted + FILES
+    limit = (
+        int(min(max(now, wanted + beside + FILES), ceiling))
+        if now != resource.RLIM_INFINITY
+        else wanted + beside + FILES
+    )
     if limit > now != resource.RLIM_INFINITY:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
-    return min(wanted, max(limit - FILES, limit // 4))
+    return min(wanted, max(limit - beside - FILES, (limit - beside) // 4, 1))

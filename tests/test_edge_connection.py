@@ -13,7 +13,8 @@ from scripted import Registry, application, echo, model
 from uvicorn.server import ServerState
 
 from service.api.alike import write_error
-from service.api.connection import Connection, Edge
+from service.api.connection import Connection
+from service.api.edge import Edge
 
 App = Callable[..., Awaitable[None]]
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

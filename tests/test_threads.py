@@ -2,11 +2,13 @@
 
 import asyncio
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from scripted import until
 from test_admin import Client, serving
 
 from models.tokenizer import Tokenizer
@@ -28,6 +30,19 @@ def stuck() -> Iterator[threading.Event]:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "GLANCE_S", 0.005)
+
+
+def test_a_thread_that_waits_keeps_no_result() -> None:
+    class Large:
+        """A result."""
+
+    async def run() -> None:
+        pool = Threads(1, "few", PATIENCE_S)
+        kept = weakref.ref(await pool.run(Large, "owner", "work"))
+        await until(lambda: kept() is None)
+        pool.close()
+
+    asyncio.run(run())
 
 
 def test_work_comes_back_in_its_context_from_few_threads() -> None:

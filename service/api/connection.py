@@ -10,11 +10,9 @@ who isn't there.
 import asyncio
 import contextvars
 import logging
-import math
 import time
 import uuid
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from typing import Any, cast
 
@@ -23,56 +21,19 @@ import uvicorn
 from uvicorn._types import HTTPScope
 from uvicorn.server import ServerState
 
+from service.api.edge import Edge
 from service.api.exchange import Exchange, start_of
 from service.api.exchange import field as spelled
 from service.api.http_head import CRLF, Head, end_of, read_head
-from service.api.receiving import Receiving
 from service.api.visit import IDS
 from service.errors import PolyheadError, Unavailable, Unreadable
 
-READ = 1 << 16  # bytes that are read at once
 AHEAD = 1 << 16  # bytes that are kept for whoever hasn't asked for them; more stay with the client
 LINGER = 2.0  # seconds for which the rest of what was refused is read, so that its sender sees the answer, no reset
 SPILL = 16 << 20  # bytes of it, at most
+PROGRESS = 1 << 16  # bytes, or all that is left: what a client must read of its answer in `write_seconds`
 
 log = logging.getLogger("polyhead.http")
-
-
-@dataclass(frozen=True)
-class Edge:
-    """What the connections of a server share.
-
-    `cut` hears of clients that don't read, `refused` of what was no request, with the status it was answered;
-    `words` are what is said of an error.
-    """
-
-    header_seconds: float
-    keep_alive_seconds: float
-    write_seconds: float
-    most: int  # connections
-    words: Callable[[PolyheadError], Any]
-    refused: Callable[[int], None]
-    cut: Callable[[], None]
-    receiving: Receiving = field(default_factory=Receiving)
-    # No request of theirs is under way, since when by `time.monotonic`; the longest first.
-    silent: dict["Connection", float] = field(default_factory=dict)
-    lingering: dict["Connection", None] = field(default_factory=dict)  # answered, they only have to read it
-    inbox: bytearray = field(default_factory=lambda: bytearray(READ))  # filled and emptied without a turn in between
-
-    def make_room(self, connections: Collection[Any]) -> bool:
-        """Whether there is room for one more beside `connections`: those go first that are answered and only linger,
-        then the one that made progress longest ago, be it silent or sending a body (which is answered 408)."""
-        while len(connections) - self.receiving.ending >= self.most:
-            oldest, since = next(iter(self.silent.items()), (None, math.inf))
-            if self.lingering:
-                next(iter(self.lingering)).drop()
-            elif self.receiving.slowest < since:
-                self.receiving.give_up_slowest()
-            elif oldest is not None:
-                oldest.drop()
-            else:
-                return False
-        return True
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -134,6 +95,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
         self.state.connections.discard(cast(Any, self))
         self.forget()
+        self.edge.turns.leave(self)
         self.rest()
         self.expect_nothing()
         self.writable.set()
@@ -142,11 +104,15 @@ class Connection(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self.writable.clear()
+        self.edge.blocked(self)
         self.wait()
 
     def resume_writing(self) -> None:
+        self.edge.writing.pop(self, None)
         self.rest()
         self.writable.set()
+        if self.lingering:
+            self.loop.call_soon(self.end_output)
 
     # what comes in
 
@@ -164,6 +130,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def step(self) -> bool:
         """Whether something was understood.  Raises Unreadable."""
+        if self in self.edge.turns:
+            self.hold_back(len(self.buffer))
+            return False
         if self.exchange is None:
             return self.begin()
         if self.exchange.reader.complete or not self.buffer:
@@ -182,17 +151,20 @@ class Connection(asyncio.BufferedProtocol):
         """The next request, if its head is here."""
         while self.buffer.startswith(CRLF):  # some clients end a body with a line of its own
             del self.buffer[: len(CRLF)]
-        if not self.buffer:
+        if not self.buffer or self.buffer == b"\r":  # the LF may come in the next segment
             return False
         end = end_of(self.buffer, self.searched)
         self.searched = 0 if end else len(self.buffer)
         if not end:
             self.hurry()
             return False
+        self.expect_nothing()
+        self.edge.silent.pop(self, None)
+        if not self.edge.turns.enter(self):
+            self.hold_back(len(self.buffer))
+            return False
         head = read_head(bytes(self.buffer[:end]))
         del self.buffer[:end]
-        self.expect_nothing()
-        del self.edge.silent[self]
         self.exchange = Exchange(self, head)
         task = self.loop.create_task(self.answer(self.exchange), context=contextvars.Context())
         self.state.tasks.add(task)
@@ -263,13 +235,16 @@ class Connection(asyncio.BufferedProtocol):
     def done(self, exchange: Exchange, task: asyncio.Task[None]) -> None:
         """The application has returned, or failed."""
         self.state.tasks.discard(task)
-        error = None if task.cancelled() else task.exception()
+        cut = task.cancelled()
+        error = None if cut else task.exception()
         if error is not None:
             log.error("a mistake of ours", exc_info=error)
         if exchange.over or exchange.gone:
             return
         if exchange.begun:
             self.transport.abort()
+        elif cut:
+            self.refuse(Unavailable("the server is shutting down", retry_after=1))
         else:
             self.refuse(PolyheadError("the server made a mistake; its log says more"))
 
@@ -319,14 +294,24 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.lingering = True
         self.buffer.clear()
-        self.forget()
+        self.edge.silent.pop(self, None)
         self.edge.lingering[self] = None
         self.transport.resume_reading()
-        self.transport.write_eof()
         self.expect(LINGER, self.transport.close)
+        if self.writable.is_set():
+            self.end_output()
+
+    def end_output(self) -> None:
+        """Shut down the writing side, once everything is sent.  A client that has reset the connection is gone."""
+        try:
+            self.transport.write_eof()
+        except OSError:
+            self.transport.abort()
 
     def drop(self) -> None:
         """Somebody else needs the room."""
+        if self in self.edge.writing:
+            self.edge.cut()
         self.forget()
         self.state.connections.discard(cast(Any, self))
         self.transport.abort()
@@ -334,6 +319,7 @@ class Connection(asyncio.BufferedProtocol):
     def forget(self) -> None:
         """It is not among those any more that may make room."""
         self.edge.silent.pop(self, None)
+        self.edge.writing.pop(self, None)
         self.edge.lingering.pop(self, None)
 
     def part(self) -> None:
@@ -361,13 +347,14 @@ class Connection(asyncio.BufferedProtocol):
             self.patience.cancel()
 
     def look(self) -> None:
-        """Has the client taken anything since?  That shows when the kernel has room for more, which is when a part of
-        its buffer is empty: so a client is cut, too, that takes a few bytes now and then to keep its place."""
-        if self.transport.get_write_buffer_size() < self.unread:
+        """Cut off a client that has taken less than `PROGRESS` bytes since, and less than all of what was left.  A few
+        bytes now and then keep no connection open."""
+        if self.transport.get_write_buffer_size() <= self.unread - PROGRESS:
+            self.edge.blocked(self)
             self.wait()
             return
         seconds = self.edge.write_seconds
-        log.warning("a client took nothing of its answer for %g s, it is cut off: %s", seconds, self.address)
+        log.warning("a client took too little of its answer in %g s, it is cut off: %s", seconds, self.address)
         self.edge.cut()
         self.transport.abort()
 

@@ -17,6 +17,7 @@ from service.errors import PolyheadError
 STATUS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 BODILESS = frozenset({204, 304})
 FORGED = re.compile(rb"[\r\n\0]")
+PIECE = 1 << 16  # bytes of an answer that are handed to the transport before it is waited for
 GO_ON = b"HTTP/1.1 100 Continue\r\n\r\n"
 Message = Any  # ASGI's
 
@@ -53,6 +54,7 @@ class Exchange:
         self._news = asyncio.Event()
         self._start = b""
         self._chunked = False
+        self._sending = asyncio.Lock()
 
     # the connection's
 
@@ -92,23 +94,30 @@ class Exchange:
         return ended or bool(self.body) or (self.reader.complete and not self._told)
 
     def _ask(self) -> None:
-        if self.expected and not self.begun:
+        if self.expected and not self.begun and not self.reader.complete:
             self.line.write(GO_ON)
         self.expected = False
         self.line.read_on()
 
     async def send(self, message: Message) -> None:
-        """Waits for a client that doesn't read."""
+        """Waits until the client has taken what was sent before, and at the end until it has taken all."""
+        async with self._sending:
+            if await self._taken():
+                await self._send(message)
+
+    async def _taken(self) -> bool:
+        """Wait until everything that was written is sent.  Whether the client is still there."""
         await self.line.writable.wait()
-        if self.gone:
-            return
+        return not self.gone
+
+    async def _send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             assert not self.begun, "an answer begins once"
             self._start = self._beginning(message["status"], message["headers"])
         else:
             assert self._start or self.begun, "an answer has a beginning"
             assert not self.over, "an answer has one end"
-            self._write(message.get("body", b""), message.get("more_body", False))
+            await self._write(message.get("body", b""), message.get("more_body", False))
 
     def _beginning(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> bytes:
         """The answer's head: sent with the first of its body, in one piece."""
@@ -121,15 +130,25 @@ class Exchange:
         lines += [b"connection: close\r\n"] if self.last and b"connection" not in named else []
         return start_of(status, lines)
 
-    def _write(self, body: bytes, more: bool) -> None:
-        parts, self._start = [self._start], b""
-        if body and self.head.method != "HEAD":
-            parts += [b"%x\r\n" % len(body), body, b"\r\n"] if self._chunked else [body]
+    async def _write(self, body: bytes, more: bool) -> None:
+        """In pieces, so that a client that reads slowly fills no buffer with all of it."""
+        before, self._start, after = [self._start], b"", []
+        body = b"" if self.head.method == "HEAD" else body
+        if body and self._chunked:
+            before.append(b"%x\r\n" % len(body))
+            after.append(b"\r\n")
         if not more and self._chunked and self.head.method != "HEAD":
-            parts.append(b"0\r\n\r\n")
+            after.append(b"0\r\n\r\n")
         self.begun = True
-        self.line.write(b"".join(parts))
-        if not more:
+        rest = memoryview(body)
+        while len(rest) > PIECE:
+            self.line.write(b"".join((*before, rest[:PIECE])))
+            before, rest = [], rest[PIECE:]
+            await asyncio.sleep(0)  # a client that reads fast does not hold up the others
+            if not await self._taken():
+                return
+        self.line.write(b"".join((*before, rest, *after)))
+        if not more and await self._taken():
             self.over = True
             self._news.set()
             self.line.answered(self)

@@ -26,7 +26,7 @@ from service.api.record import UNTRACED, Record, Trace
 from service.api.security import access, authorization, speaks_anthropic
 from service.api.server import Server
 from service.api.visit import HEADER, IDS, Visit, seconds
-from service.errors import BodyTooLarge, PolyheadError, SlowBody
+from service.errors import BodyTooLarge, Overloaded, PolyheadError, SlowBody, Stopped
 from service.headroom import BODY, Claim
 
 Refuse = Callable[[Visit, str, PolyheadError], Response]
@@ -47,16 +47,16 @@ class Gate:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status, visit = 500, Visit(request_id(Headers(scope=scope)), claim=Claim(self.server.headroom))
+        status, begun, visit = 500, False, Visit(request_id(Headers(scope=scope)), claim=Claim(self.server.headroom))
         scope.setdefault("state", {})["visit"] = visit
         trace = self.trace(visit, scope)
         told = {**dict.fromkeys(IDS, visit.id), **trace.headers}
         came = Headers(scope=scope)
 
         async def send_with_id(message: Message) -> None:
-            nonlocal status
+            nonlocal status, begun
             if message["type"] == "http.response.start":
-                status = message["status"]
+                status, begun = message["status"], True
                 headers = MutableHeaders(scope=message)
                 headers.update(told | self.left(visit, scope["path"]))
                 self.server.origins.mark(came, headers)
@@ -66,6 +66,13 @@ class Gate:
         try:
             await self.let_in(visit, scope, receive, send_with_id)
             foreseen = True
+        except asyncio.CancelledError:  # the drain is over
+            foreseen = True
+            error = Stopped("the server is shutting down", retry_after=1)
+            visit.outcome, visit.reason = "failed", error.code
+            if not begun:
+                await self.refuse(visit, scope["path"], error)(scope, receive, send_with_id)
+            raise
         finally:
             visit.claim.release()
             if not foreseen:
@@ -147,7 +154,8 @@ class Arrival:
 
     def __init__(self, server: Server, visit: Visit, body: Body, place: Place | None) -> None:
         self.visit, self.body, self.place = visit, body, place
-        self.receiving = server.receiving
+        self.receiving, self.headroom = server.receiving, server.headroom
+        body.release = visit.claim.release
         self.seconds, self.most = server.settings.body_seconds, server.settings.max_body_bytes
         self.whole_by = time.perf_counter() + self.seconds
         self.whole = False
@@ -166,12 +174,21 @@ class Arrival:
             self.receiving.grow(self.body, len(message.get("body", b"")))
             if self.body.size > self.most:
                 raise BodyTooLarge(f"the body has more than {self.most} bytes, at most so many are taken")
-            self.visit.claim.grow(BODY * len(message.get("body", b"")), "the body")
+            self.claim(BODY * len(message.get("body", b"")))
             if message["type"] == "http.request" and not message.get("more_body", False):
                 self.complete()
             return message
 
         return counting
+
+    def claim(self, size: int) -> None:
+        """Claim memory for `size` bytes more, at the cost of slower bodies if need be.  Raises Overloaded."""
+        try:
+            self.visit.claim.grow(size, "the body")
+        except Overloaded:
+            if not self.receiving.make_room(self.body, self.headroom.lacking(size) / BODY):
+                raise
+            self.visit.claim.grow(size, "the body")
 
     async def in_time(self, receive: Receive) -> Message:
         """What is received next.  Raises SlowBody and Expired."""

@@ -8,7 +8,7 @@ now and then does not get ahead of one that sends steadily, and a new body is th
 import asyncio
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from service.errors import SlowBody
@@ -24,6 +24,7 @@ class Body:
         self.size = self.marked = 0
         self.since = time.monotonic()
         self.given_up = False
+        self.release: Callable[[], None] = lambda: None  # the memory that is claimed for it
         self._waiting: asyncio.Timeout | None = None
 
     @contextmanager
@@ -39,6 +40,7 @@ class Body:
     def give_up(self) -> None:
         """Have its request answered with SlowBody."""
         self.given_up = True
+        self.release()
         if self._waiting is not None:
             self._waiting.reschedule(asyncio.get_running_loop().time())
 
@@ -49,10 +51,13 @@ class Body:
 
 
 class Receiving:
-    """All incomplete bodies, within `most` bytes together.  Lives on the event loop thread."""
+    """All incomplete bodies, within `most` bytes together.  Lives on the event loop thread.
 
-    def __init__(self, most: int = WHOLE * (8 << 20)) -> None:
-        self.most = most
+    `room()` bytes is a second bound, that of memory; one body of the largest size is always within it.
+    """
+
+    def __init__(self, most: int = WHOLE * (8 << 20), room: Callable[[], float] = lambda: math.inf) -> None:
+        self.most, self.room = most, room
         self.held = 0  # bytes
         self.ending = 0  # bodies that were given up and whose requests are not answered yet
         self._bodies: dict[Body, None] = {}  # the slowest first
@@ -80,9 +85,24 @@ class Receiving:
             body.marked, body.since = body.size, time.monotonic()
             del self._bodies[body]
             self._bodies[body] = None
-        while self.held > self.most:
+        bound = min(self.most, max(self.room(), self.most / WHOLE))
+        while self.held > bound:
             self.give_up_slowest()
         body.check()
+
+    def make_room(self, body: Body, size: float) -> bool:
+        """Whether the bodies slower than `body` have `size` bytes together; then the slowest of them are given up."""
+        slower, found = [], 0
+        for each in self._bodies:
+            if each is body or found >= size:
+                break
+            slower += [each] if each.size else []
+            found += each.size
+        if found < size:
+            return False
+        for each in slower:
+            self._give_up(each)
+        return True
 
     def end(self, body: Body) -> None:
         """It is whole, or nothing more of it is wanted."""
@@ -96,7 +116,9 @@ class Receiving:
         return next((body.since for body in self._bodies), math.inf)
 
     def give_up_slowest(self) -> None:
-        body = next(iter(self._bodies))
+        self._give_up(next(iter(self._bodies)))
+
+    def _give_up(self, body: Body) -> None:
         self.end(body)
         self.ending += 1
         body.give_up()

@@ -1,0 +1,31 @@
+"""The handler of errors that the event loop itself reports."""
+
+import asyncio
+import errno
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+EXHAUSTED = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+PAUSE_S = 1.0  # between two lines about connections that cannot be accepted
+
+log = logging.getLogger("polyhead")
+
+
+class LoopErrors:
+    """Logs at most one line in `PAUSE_S` for connections that the system has no resources for, without a traceback:
+    asyncio reports each of them.  All other errors are logged as asyncio does."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._last = clock, -math.inf
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in EXHAUSTED and "accept" in context.get("message", "")):
+            loop.default_exception_handler(context)
+            return
+        if self._clock() - self._last >= PAUSE_S:
+            self._last = self._clock()
+            log.error("connections cannot be accepted: %s; see ulimit -n and --max-connections", error.strerror)
