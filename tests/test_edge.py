@@ -151,7 +151,8 @@ def test_refusals_are_counted_and_logged(server: Process, port: int) -> None:
     before = server.page.total("http_requests_total", status="505")
     [answer] = said(port, NO_REQUESTS["HTTP/2"][1])
     assert server.page.total("http_requests_total", status="505", route="", method="other") == before + 1
-    [line] = [line for line in server.lines if line.get("request_id") == answer.headers["x-request-id"]]
+    asked = answer.headers["x-request-id"]
+    [line] = server.until(lambda: [line for line in server.lines if line.get("request_id") == asked])
     assert line["message"].startswith("505 127.0.0.1:")
     assert "HTTP/2.0 is not spoken here; HTTP/1.1 is" in line["message"]
     assert line["level"] == "info"

@@ -38,7 +38,7 @@ def test_a_thread_that_waits_keeps_no_result() -> None:
 
     async def run() -> None:
         pool = Threads(1, "few", PATIENCE_S)
-        kept = weakref.ref(await pool.run(Large, "owner", "work"))
+        kept = weakref.ref(await pool.run(Large, Piece("work", "source")))
         await until(lambda: kept() is None)
         pool.close()
 
