@@ -379,7 +379,7 @@ def test_the_command_says_what_became_of_the_weights(tiny_classifier: Path, tmp_
         ("vocab.json", "{secret}", "leads out of its folder"),
         ("special_tokens_map.json", "{secret}", "leads out of its folder"),
         ("notes.txt", "{secret}", "leads out of its folder"),
-        ("more.model", "/dev/zero", "leads out of its folder"),
+        ("more.model", "/dev/null", "leads out of its folder"),
         ("1_Pooling", "{outside}", "is no folder inside this one"),
         ("notes.txt", "{nothing}", "there is no such file"),
     ],
