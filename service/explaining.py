@@ -4,8 +4,10 @@ Knows text, tokens and answers, no HTTP and no tensor.  The one idea: what is ex
 comes first; then its label, its span or its words are found again among the tokens, as cells of the head's scores.
 """
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Literal, cast
 
 from models.tokenizer import Encoding
@@ -333,22 +335,13 @@ def found_again(pieces: Sequence[bytes], texts: Sequence[str]) -> list[Place]:
         if begin < 0:
             continue
         cursor, lead = begin + len(sought), len(text) - len(text.lstrip())
-        for row, (start, piece) in enumerate(zip(starts, pieces, strict=True)):
-            first, last = max(start, begin), min(start + len(piece), cursor)
+        begun = list(accumulate(byte & 0xC0 != 0x80 for byte in sought))  # code points, up to each byte
+        for row in range(max(bisect_right(starts, begin) - 1, 0), bisect_left(starts, cursor)):
+            start = starts[row]
+            first, last = max(start, begin), min(start + len(pieces[row]), cursor)
             if first < last:
-                from_, to = characters(sought, first - begin, last - begin)
-                places[row] = index, lead + from_, lead + to
+                places[row] = index, lead + begun[first - begin] - 1, lead + begun[last - begin - 1]
     return places
-
-
-def characters(text: bytes, first: int, last: int) -> tuple[int, int]:
-    """The code points [from, to) of which bytes [first, last) are part."""
-    return begun(text[: first + 1]) - 1, begun(text[:last])
-
-
-def begun(text: bytes) -> int:
-    """How many code points begin in it: all bytes but those that go on with one."""
-    return sum(byte & 0xC0 != 0x80 for byte in text)
 
 
 # What the engine is asked

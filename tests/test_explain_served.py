@@ -335,3 +335,20 @@ def test_where_pieces_stand_in_what_a_template_was_given() -> None:
         *[(None, None, None)] * 2,
         (3, 0, 2),
     ]
+
+
+def test_each_piece_is_looked_at_once() -> None:
+    """Of many messages, the places of a long prompt are not found by going through all of it for each."""
+    seen = 0
+
+    class Counted(bytes):
+        def __len__(self) -> int:
+            nonlocal seen
+            seen += 1
+            return super().__len__()
+
+    count = 300
+    pieces = [Counted(f"<{number}>".encode()) for number in range(count)]
+    found = found_again(pieces, [f"<{number}>" for number in range(count)])
+    assert found == [(number, 0, len(f"<{number}>")) for number in range(count)]
+    assert seen <= 5 * count
