@@ -451,4 +451,4 @@ def test_strangers_are_sent_away(settings: Settings, caplog: pytest.LogCaptureFi
         assert len(here.replicas[0]._visitors) == 1
 
     played(settings, act, count=1)
-    assert caplog.text.count("a stranger is sent away") == 3
+    assert 1 <= caplog.text.count("a connection without the secret is closed") <= 3, "one line a second"
