@@ -27,7 +27,7 @@ log = logging.getLogger("polyhead")
 
 def beside(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
     """A task that runs `work` beside the server; if it fails, the log says so, since nothing awaits it."""
-    task = asyncio.create_task(work, name=work.__qualname__)
+    task = asyncio.create_task(work, name=getattr(work, "__qualname__", ""))
     task.add_done_callback(report)
     return task
 

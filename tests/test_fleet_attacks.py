@@ -183,9 +183,9 @@ def test_a_burst_leaves_no_more_connections_open_than_the_bound(
 
 
 def test_a_flood_writes_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
-    now = 100.0
-    waiting = strangers.Strangers(clock=lambda: now)
-    for now in (100.0, 100.1, 100.9, 101.0, 101.5, 103.0):
+    times = iter([100.0, 100.0, 100.1, 100.9, 101.0, 101.5, 103.0])
+    waiting = strangers.Strangers(clock=lambda: next(times))
+    for _ in range(6):
         waiting.refused(FrameError("it does not know the secret"))
     said = [record.getMessage().partition("secret; ")[2] for record in caplog.records]
     assert said == ["", "2 more since the last line", "1 more since the last line"]

@@ -222,7 +222,7 @@ def followed(of: Keys, act: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("fault", [SettingsError("no file of keys"), OverflowError("too large"), AssertionError("ours")])
+@pytest.mark.parametrize("fault", [SettingsError("no keys"), OverflowError("too large"), AssertionError("ours")])
 def test_whatever_a_file_makes_of_reading_it_the_next_one_is_read(
     file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
 ) -> None:

@@ -111,7 +111,7 @@ class Replica:
         if not self.models:
             raise Unavailable("; ".join(f"{name}: {why}" for name, why in self.broken.items()))
         asked, seen = listening(host, ports), listening(host, ports)
-        # A turn of the loop takes TAKEN connections, some turns before the first can be closed; others wait in the kernel.
+        # Some turns of the loop take TAKEN connections each before the first can be closed; others wait in the kernel.
         self._listener = await asyncio.start_server(self._visited, sock=asked, backlog=TAKEN)
         asked.listen(WAITING)
         self._seen = int(seen.getsockname()[1])
