@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from service.api.record import UNTRACED
+from service.api.security import follow
 from service.engine.engine import Engine, Stream
 from service.engine.worker import Ended, StepReport
 from service.errors import AnswerTooLarge, PolyheadError, Unavailable
@@ -49,6 +50,7 @@ from service.registry import Registry
 from service.request import Done, Duty, Event, Failed, Generate, Request, Token
 from service.serve import unchanged
 from service.settings import Settings
+from service.upkeep import beside
 
 BEAT_S = 0.5  # how often whoever is connected hears how much is queued, if nothing else
 HELLO_S = 10.0  # a stranger has so long to show that it knows the secret
@@ -117,7 +119,7 @@ class Replica:
         self._seen = int(seen.getsockname()[1])
         self._window = Window(self.server, seen)
         await self._window.open()
-        self._beating = asyncio.create_task(self._beat())
+        self._aside = [beside(self._beat()), beside(follow(self.server.keys))]
         log.info("%s answers on %s:%d, its metrics are on %s:%d", self.name, *asked.getsockname(), *seen.getsockname())
         return int(asked.getsockname()[1])
 
@@ -155,7 +157,8 @@ class Replica:
             await asyncio.wait([asyncio.create_task(visitor.left.wait()) for visitor in visitors], timeout=LEFT_S)
         await self.engine.close(self._drain)
         await asyncio.sleep(0)  # what was said last is on its way
-        self._beating.cancel()
+        for task in self._aside:
+            task.cancel()
         await self._window.close()
         for visitor in list(self._visitors):
             await visitor.close()
