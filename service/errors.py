@@ -200,7 +200,7 @@ def outward(text: str, *folders: str) -> str:
     """
     for folder in folders:
         text = text.replace(f"{folder}/", "") if folder not in (".", "/") else text
-    return PLACE.sub(lambda found: found["name"], ADDRESS.sub("its address", text))
+    return PLACE.sub(lambda found: found["name"], ADDRESS.sub("a URL", text))
 
 
 def sentence(error: BaseException) -> str:

@@ -443,6 +443,35 @@ def test_a_drain_that_is_no_time(tiny_classifier: Path, given: str) -> None:
     serving(act, {"judge": tiny_classifier})
 
 
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "org/name@",
+            "loading x from org/name@ failed: 'org/name@' is no id on the hub; its form is ORGANIZATION/NAME, or "
+            "ORGANIZATION/NAME@REVISION",
+        ),
+        (
+            "http://127.0.0.1:1/x",
+            "loading x from a URL failed: a URL is not read; give a folder, a file or an id on the hub, "
+            "ORGANIZATION/NAME",
+        ),
+        (
+            "org/a/b",
+            "loading x from org/a/b failed: b: there is no such folder or file, and it is no id on the hub "
+            "(ORGANIZATION/NAME, or ORGANIZATION/NAME@REVISION)",
+        ),
+    ],
+)
+def test_a_source_that_is_none_is_named_as_it_came(tiny_classifier: Path, source: str, said: str) -> None:
+    async def act(client: Client) -> None:
+        answer = await client.ask("POST", "/admin/models", {"name": "x", "source": source})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == said
+
+    serving(act, {"judge": tiny_classifier})
+
+
 # Aliases
 
 
