@@ -31,8 +31,11 @@ PolyheadError
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
+from typing import Self
+
+from service.names import listed
 
 # A path of this machine with all folders before the last name, and an address of another.
 PLACE = re.compile(r"(?<![\w.)\]])(?:~\w*|\.{1,2})?/(?:[^\s/:;,'\"()]+/)*(?P<name>[^\s/:;,'\"()]*)")
@@ -42,7 +45,8 @@ ADDRESS = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
 class PolyheadError(Exception):
     """`status` is the HTTP status, `code` a stable machine word, `param` the field at fault (empty if none).
 
-    `model` and `task` are those of the model it is about, once that is known.
+    `model` and `task` are those of the model it is about, once that is known; `names` are those of models that the
+    message ends with.
     """
 
     status = 500
@@ -53,6 +57,16 @@ class PolyheadError(Exception):
     def __init__(self, message: str, *, param: str = "", retry_after: int = 0) -> None:
         super().__init__(message)
         self.message, self.param, self.retry_after = message, param, retry_after
+        self.names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.message
+
+    def listing(self, names: Iterable[str]) -> Self:
+        """The same error, whose message ends with these names of models, the first 20 of them."""
+        self.names = tuple(names)
+        self.message = f"{self.args[0]} {listed(self.names)}"
+        return self
 
 
 class BadRequest(PolyheadError):
@@ -186,7 +200,7 @@ def outward(text: str, *folders: str) -> str:
     """
     for folder in folders:
         text = text.replace(f"{folder}/", "") if folder not in (".", "/") else text
-    return PLACE.sub(lambda found: found["name"], ADDRESS.sub("its address", text))
+    return PLACE.sub(lambda found: found["name"], ADDRESS.sub("a URL", text))
 
 
 def sentence(error: BaseException) -> str:

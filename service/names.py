@@ -1,9 +1,11 @@
 """What may be the name of a model, of an adapter laid over one, and of a key."""
 
 import re
+from collections.abc import Sequence
 
 NAME = re.compile(r"(?=.{1,128}$)[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 LONGEST_NAME = 128
+LISTED = 20  # names in an error
 ADAPTER = ":"  # between the name of a served model and that of an adapter laid over it
 
 
@@ -18,3 +20,9 @@ def is_name(name: str) -> bool:
     base, colon, own = name.partition(ADAPTER)
     parts = (base, own) if colon else (base,)
     return len(name) <= LONGEST_NAME and all(NAME.fullmatch(part) for part in parts)
+
+
+def listed(names: Sequence[str]) -> str:
+    """For people: the first LISTED of `names`, and how many more there are."""
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return (", ".join(names[:LISTED]) or "none") + more

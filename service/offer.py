@@ -35,10 +35,8 @@ class Offer:
         if model is None:
             raise self.unavailable(name)
         if model.task not in tasks:
-            fitting = ", ".join(other.name for other in self.ready if other.task in tasks) or "none here"
-            raise WrongTask(
-                f"{name} can {DOES[model.task]}, it cannot {wanted(tasks)}; models that can: {fitting}", param="model"
-            )
+            what = f"{name} can {DOES[model.task]}, it cannot {wanted(tasks)}; models that can:"
+            raise WrongTask(what, param="model").listing(other.name for other in self.ready if other.task in tasks)
         return model
 
     def only(self, tasks: Collection[Task]) -> Model:
@@ -50,6 +48,6 @@ class Offer:
         if not fitting:
             raise NotFound(f"no model here can {wanted(tasks)}")
         if len(fitting) > 1:
-            addresses = ", ".join(f"/models/{model.name}/..." for model in fitting)
-            raise BadRequest(f"{len(fitting)} models here can {wanted(tasks)}; say which by the address: {addresses}")
+            what = f"several models here can {wanted(tasks)}; name one of them in the address, /models/NAME/...:"
+            raise BadRequest(what).listing(model.name for model in fitting)
         return fitting[0]

@@ -29,7 +29,7 @@ from service.errors import (
 from service.loader import Beside, Described, Executed, Heard, Loader, Served
 from service.loading import Loading
 from service.model import Known, Model, State, concerning
-from service.names import trunk_of
+from service.names import listed, trunk_of
 from service.offer import Offer
 from service.outcome import outcome_of
 from service.request import Explain, Request, Task
@@ -38,6 +38,7 @@ from service.watching import Watching
 
 LATE_S = 1.0  # for requests that found a model before it was taken away and are not submitted yet
 LONGEST_WAIT = 60  # seconds
+MOST_ALIASES = 256
 STOPPED = (Stopped, Unavailable)  # the engine ends, and nothing is wrong with the model
 
 log = logging.getLogger("polyhead.registry")
@@ -254,7 +255,7 @@ class Registry:
         self._refuse_unknown(name)
         aliases = self._aliases_of(name)
         if aliases:
-            raise Conflict(f"{name} has aliases: {', '.join(aliases)}; remove them first, or point them elsewhere")
+            raise Conflict(f"{name} has aliases: {listed(aliases)}; remove them first, or point them elsewhere")
         self._refuse_trunk(name, self._trunks)
         change = self._next(name, f"unloading {name}")
         change.phase = "draining"
@@ -285,11 +286,13 @@ class Registry:
         if alias in self._states or (self.change and self.change.name == alias):
             raise Conflict(f"{alias} is a model, an alias cannot have its name", param="alias")
         self._refuse_unknown(name)
+        if alias not in self._aliases and len(self._aliases) >= MOST_ALIASES:
+            raise Conflict(f"there are {MOST_ALIASES} aliases, more are not kept; remove one first", param="alias")
         self._aliases[alias] = name
 
     def unalias(self, alias: str) -> None:
         if alias not in self._aliases:
-            raise NotFound(f"no alias is called {alias[:100]!r}; there are: {', '.join(self._aliases) or 'none'}")
+            raise NotFound(f"no alias is called {alias[:100]!r}; there are:").listing(self._aliases)
         del self._aliases[alias]
 
     @property
@@ -385,19 +388,19 @@ class Registry:
 
     def _refuse_unknown(self, name: str) -> None:
         if name not in self._states:
-            raise NotFound(f"no model is called {name[:100]!r}; there are: {', '.join(self._states)}", param="model")
+            raise NotFound(f"no model is called {name[:100]!r}; there are:", param="model").listing(self._states)
 
     def _refuse_trunk(self, name: str, adapters: Iterable[str]) -> None:
         """Conflict where one of these is laid over it."""
         if adapters := [adapter for adapter in adapters if self._trunks[adapter] == name]:
-            raise Conflict(f"{name} has adapters: {', '.join(adapters)}; unload them first")
+            raise Conflict(f"{name} has adapters: {listed(adapters)}; unload them first")
 
     def _unavailable(self, name: str) -> PolyheadError:
         if self.change and self.change.name == name and self.change.phase == "loading":
             return Unavailable(f"{name} is not ready yet, {self.change.fraction:.0%} is read", retry_after=1)
         if name not in self._states:
-            there = ", ".join((*self._states, *self._aliases))
-            return NotFound(f"no model is called {name[:100]!r}; there are: {there}", param="model")
+            there = (*self._states, *self._aliases)
+            return NotFound(f"no model is called {name[:100]!r}; there are:", param="model").listing(there)
         state = self._states[name]
         if state.phase == "broken":
             return Unavailable(f"{name} could not be loaded: {state.why}")

@@ -22,7 +22,7 @@ from service.ranks import launched
 from service.registry import Registry
 from service.settings import Settings
 from service.text import Text
-from service.upkeep import age, keep_low
+from service.upkeep import age, beside, keep_low
 
 Told = Callable[[Registry], None]
 
@@ -65,9 +65,9 @@ def assemble(settings: Settings, settled: Told, executed: Executed = unchanged, 
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
         engine.start()
         loading = asyncio.create_task(load(registry, server.text, settled))
-        beside = [asyncio.create_task(keep_low()), asyncio.create_task(follow(books.keys))]
+        aside = [beside(keep_low()), beside(follow(books.keys))]
         yield
-        for task in (loading, *beside):
+        for task in (loading, *aside):
             task.cancel()
         await engine.close(0)  # what was in flight has had its time
         server.text.close()

@@ -5,11 +5,14 @@ Knows neither models nor what computes them.
 
 import asyncio
 import ctypes
+import logging
 import math
 import os
 import resource
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from service.outcome import on_thread
 
@@ -18,6 +21,21 @@ STAT, UPTIME = Path("/proc/self/stat"), Path("/proc/uptime")
 SLACK = 64 << 20  # bytes that a process may grow by before what is free in it is given back
 GLANCE_S = 1.0
 FILES = 256  # that a process opens beside connections: models, children, logs, connections that are just made or ending
+
+log = logging.getLogger("polyhead")
+
+
+def beside(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+    """A task that runs `work` beside the server; if it fails, the log says so, since nothing awaits it."""
+    task = asyncio.create_task(work, name=getattr(work, "__qualname__", ""))
+    task.add_done_callback(report)
+    return task
+
+
+def report(task: "asyncio.Task[None]") -> None:
+    """Log what ended a task, unless it was cancelled or has done its work."""
+    if not task.cancelled() and (fault := task.exception()) is not None:
+        log.critical("%s has failed and does not run any more; restart the server", task.get_name(), exc_info=fault)
 
 
 def resident_memory() -> int:

@@ -66,6 +66,10 @@ def read(path: str) -> Document:
         raise FileError(f"{path} is not a YAML file: {error.reason}, at character {error.position}") from None
     except RecursionError:
         raise FileError(f"{path} is nested too deeply") from None
+    except FileError:
+        raise
+    except (ValueError, OverflowError, yaml.YAMLError) as error:  # PyYAML lets through what chr() and float() raise
+        raise FileError(f"{path} is not a YAML file that can be read: {error}") from None
 
 
 def document(path: str, loader: Strict) -> Document:

@@ -94,15 +94,17 @@ class Registry:
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
         if name not in self.served:
-            raise NotFound(f"no model is called {name!r}; there are: {', '.join(self.served)}", param="model")
+            raise NotFound(f"no model is called {name!r}; there are:", param="model").listing(self.served)
         if self.served[name].task not in tasks:
-            raise WrongTask(f"{name} cannot do that", param="model")
+            fitting = [model.name for model in self.models() if model.task in tasks]
+            raise WrongTask(f"{name} cannot do that; models that can:", param="model").listing(fitting)
         return self.served[name]
 
     def only(self, tasks: Collection[Task]) -> Model:
         fitting = [model for model in self.models() if model.task in tasks]
         if len(fitting) != 1:
-            raise BadRequest("say which by the address: " + ", ".join(f"/models/{model.name}/..." for model in fitting))
+            what = "several models here can; name one of them in the address, /models/NAME/...:"
+            raise BadRequest(what).listing(model.name for model in fitting)
         return fitting[0]
 
     def submit(self, model: Model, requests: Sequence[Request]) -> list[Source]:

@@ -20,6 +20,7 @@ from models.executor import Rows
 from models.native.executor import NativeExecutor
 from models.torch_executor import TorchExecutor
 from service import loader
+from service.registry import MOST_ALIASES
 from service.serve import assemble
 from service.settings import Settings
 
@@ -431,13 +432,42 @@ def test_unloading_does_not_wait_for_ever(
     serving(act, {"chat": tiny_generator, "judge": tiny_classifier})
 
 
-@pytest.mark.parametrize("given", ["-1", "soon", "3601", "1.5"])
+@pytest.mark.parametrize("given", ["-1", "soon", "3601", "1.5", "9" * 5000, "\u0661"])
 def test_a_drain_that_is_no_time(tiny_classifier: Path, given: str) -> None:
     async def act(client: Client) -> None:
         answer = await client.ask("DELETE", "/admin/models/judge", params={"drain_seconds": given})
         assert answer.status_code == 400
         assert answer.json()["error"]["param"] == "drain_seconds"
         assert await client.names() == ["judge"]
+
+    serving(act, {"judge": tiny_classifier})
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "org/name@",
+            "loading x from org/name@ failed: 'org/name@' is no id on the hub; its form is ORGANIZATION/NAME, or "
+            "ORGANIZATION/NAME@REVISION",
+        ),
+        (
+            "http://127.0.0.1:1/x",
+            "loading x from a URL failed: a URL is not read; give a folder, a file or an id on the hub, "
+            "ORGANIZATION/NAME",
+        ),
+        (
+            "org/a/b",
+            "loading x from org/a/b failed: b: there is no such folder or file, and it is no id on the hub "
+            "(ORGANIZATION/NAME, or ORGANIZATION/NAME@REVISION)",
+        ),
+    ],
+)
+def test_a_source_that_is_none_is_named_as_it_came(tiny_classifier: Path, source: str, said: str) -> None:
+    async def act(client: Client) -> None:
+        answer = await client.ask("POST", "/admin/models", {"name": "x", "source": source})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["message"] == said
 
     serving(act, {"judge": tiny_classifier})
 
@@ -459,6 +489,17 @@ def test_aliases(tiny_generator: Path, other_generator: Path) -> None:
             answer = await client.ask("PUT", f"/admin/aliases/{alias}", {"model": model})
             assert answer.status_code == status, (alias, model, answer.text)
         texts = [(await client.says(name)).json() for name in ("main", "two")]
+        for number in range(MOST_ALIASES - 2):
+            assert (await client.ask("PUT", f"/admin/aliases/a{number}", {"model": "two"})).status_code == 200
+        full = await client.ask("PUT", "/admin/aliases/more", {"model": "two"})
+        assert full.status_code == 409
+        assert "there are 256 aliases, more are not kept; remove one first" in full.text
+        assert (await client.ask("PUT", "/admin/aliases/main", {"model": "two"})).status_code == 200
+        unknown = (await client.says("nobody")).json()["error"]["message"]
+        assert unknown.startswith("no model is called 'nobody'; there are: one, two, main, org/best, a0")
+        assert unknown.endswith(f"a15 and {MOST_ALIASES - 18} more")
+        for number in range(MOST_ALIASES - 2):
+            assert (await client.ask("DELETE", f"/admin/aliases/a{number}")).status_code == 200
         assert texts[0]["choices"] == texts[1]["choices"]
         assert texts[0]["model"] == "main"
         kept = await client.ask("DELETE", "/admin/models/two")

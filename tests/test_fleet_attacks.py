@@ -7,9 +7,10 @@ others go on.
 import asyncio
 import math
 import random
+import socket
 import struct
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ import pytest
 from test_fleet import GREEDY, HOST, SECRET, Scene, ended, heard, played
 
 from service.fleet import replica as replica_module
+from service.fleet import strangers
 from service.fleet.frames import FORMS, NONCE, NUMBERS, Begun, FrameError, frame, mark_of, packed, proof, read, unpacked
 from service.fleet.line import Circle
 from service.model import Model
@@ -134,19 +136,59 @@ def test_a_handshake_that_is_cut_or_flipped_gets_no_answer(settings: Settings) -
 
 def test_a_flood_of_half_open_connections_keeps_nobody_out(settings: Settings) -> None:
     async def act(here: Scene) -> None:
-        flood = [await called(here) for _ in range(3 * replica_module.STRANGERS)]
+        flood = [await called(here) for _ in range(3 * strangers.MOST)]
         for _, writer in flood[::2]:
             writer.write(b"x" * NONCE)  # half a handshake
-        await here.until(lambda: len(here.replicas[0]._strangers) == replica_module.STRANGERS)
+        await here.until(lambda: len(here.replicas[0]._strangers) == strangers.MOST)
         for line in here.fleet.roll:  # and the ingress has to come again
             line._hang_up()
         await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
         await answers(here)
-        assert len(here.replicas[0]._strangers) <= replica_module.STRANGERS
+        assert len(here.replicas[0]._strangers) <= strangers.MOST
         for _, writer in flood:
             writer.close()
 
     played(settings, act, count=1)
+
+
+def test_a_burst_leaves_no_more_connections_open_than_the_bound(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """All come before a task of the first one runs, so each has to be counted as closed at once."""
+    monkeypatch.setattr(replica_module, "HELLO_S", 600)
+    count = 6 * strangers.MOST
+
+    async def closed(connection: socket.socket) -> None:
+        with suppress(ConnectionError):
+            while await asyncio.get_running_loop().sock_recv(connection, NONCE):
+                pass
+
+    async def act(here: Scene) -> None:
+        with ExitStack() as connections:
+            burst = [connections.enter_context(socket.socket()) for _ in range(count)]
+            for connection in burst:
+                connection.setblocking(False)
+                with suppress(BlockingIOError):
+                    connection.connect(here.addresses["replica-0"])
+            ends = [asyncio.create_task(closed(connection)) for connection in burst]
+            await here.until(lambda: sum(end.done() for end in ends) == count - strangers.MOST)
+            assert len(here.replicas[0]._strangers) == strangers.MOST
+            await known(here)  # one more is aborted, and one with the secret is let in
+            await here.until(lambda: sum(end.done() for end in ends) == count - strangers.MOST + 1)
+            for end in ends:
+                end.cancel()
+        await answers(here)
+
+    played(settings, act, count=1)
+
+
+def test_a_flood_writes_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    times = iter([100.0, 100.0, 100.1, 100.9, 101.0, 101.5, 103.0])
+    waiting = strangers.Strangers(clock=lambda: next(times))
+    for _ in range(6):
+        waiting.refused(FrameError("it does not know the secret"))
+    said = [record.getMessage().partition("secret; ")[2] for record in caplog.records]
+    assert said == ["", "2 more since the last line", "1 more since the last line"]
 
 
 def test_a_slow_handshake_ends(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -117,7 +117,7 @@ def test_another_head_s_task_says_which_there_are(app: FastAPI) -> None:
     said = refused(app, "/models/vectors", {"inputs": 7})
     assert said.endswith("; vectors has the tasks feature-extraction and sentence-similarity")
     assert "no task is called 'dance'" in refused(app, "/pipeline/dance", {}, 404)
-    assert "say which by the address" in refused(app, "/", {"inputs": "a"})
+    assert "name one of them in the address" in refused(app, "/", {"inputs": "a"})
     assert "no model is called 'nobody'" in refused(app, "/models/nobody", {"inputs": "a"}, 404)
 
 

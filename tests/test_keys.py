@@ -1,6 +1,7 @@
 """Keys: the file they stand in, the command that makes them, what a minute's limits let through."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import yaml
 from typer.testing import CliRunner
 
 from service import keys
+from service.api import security
 from service.api.quota import Bucket, Quota, Quotas, as_anthropic, as_openai, spent
 from service.api.security import Keys
 from service.cli import app
@@ -92,6 +94,8 @@ mail:
         ("{" * 600, "is nested too deeply"),
         ("a: \0", "is not a YAML file"),
         ("a: {" + " " * (1 << 20), "has more than 1048576 bytes"),
+        ('"\\UFFFFFFFF": 1', "is not a YAML file that can be read"),
+        ('a: "\\U00110000"', "is not a YAML file that can be read"),
     ],
 )
 def test_a_file_that_cannot_be_used_says_where_and_why(file: File, text: str, said: str) -> None:
@@ -200,6 +204,113 @@ def test_what_cannot_replace_the_keys_changes_nothing(file: File) -> None:
     assert (whose(of, "Bearer y"), whose(of, "Bearer x"), of.owners) == ("c", "b", {"b", "c"})
     with pytest.raises(Unauthorized):
         whose(of, "Bearer ph-a")
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def followed(of: Keys, act: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        following = asyncio.create_task(security.follow(of))
+        await act()
+        assert not following.done()
+        following.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", [SettingsError("no keys"), OverflowError("too large"), AssertionError("ours")])
+def test_whatever_a_file_makes_of_reading_it_the_next_one_is_read(
+    file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
+) -> None:
+    """A task that ended at the first fault would let a key that is removed open for ever."""
+    monkeypatch.setattr(security, "GLANCE_S", 0.01)
+    of, whole = keys_of(keys_file=file(f"a: {{hash: {HASH}}}")), keys.read
+
+    def fail(_: str) -> tuple[Key, ...]:
+        raise fault
+
+    async def act() -> None:
+        monkeypatch.setattr(keys, "read", fail)
+        file("# an edit")
+        await until(lambda: "the keys stay as they were" in caplog.text)
+        assert whose(of, "Bearer ph-a") == "a"
+        monkeypatch.setattr(keys, "read", whole)
+        file(f"b: {{hash: {OTHER}}}")
+        await until(lambda: list(of.names) == ["b"])
+
+    followed(of, act)
+
+
+def test_an_edit_that_python_cannot_read_is_an_error_of_the_file(
+    file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(security, "GLANCE_S", 0.01)
+    of = keys_of(keys_file=file(f"a: {{hash: {HASH}}}"))
+
+    async def act() -> None:
+        file('"\\UFFFFFFFF": 1')
+        await until(lambda: "is not a YAML file that can be read" in caplog.text)
+        file(f"b: {{hash: {OTHER}}}")
+        await until(lambda: list(of.names) == ["b"])
+
+    followed(of, act)
+
+
+def test_a_file_is_read_when_two_looks_in_a_row_find_it_the_same(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that grows between the looks is read when it is whole."""
+    monkeypatch.setattr(security, "GLANCE_S", 0)
+    of = keys_of(keys_file=file(f"a: {{hash: {HASH}}}"))
+    stamps = iter([(1,), (2,), (3,), (4,), (4,), (4,)])
+    looks: list[tuple[int, ...]] = []
+    read_at: list[int] = []
+
+    def stamp(_: str) -> tuple[int, ...]:
+        looks.append(next(stamps, (4,)))
+        return looks[-1]
+
+    def read_file(_: str) -> tuple[Key, ...]:
+        read_at.append(len(looks))
+        return (Key("b", sha256(b"y").digest()),)
+
+    async def act() -> None:
+        monkeypatch.setattr(security, "stamp", stamp)
+        monkeypatch.setattr(keys, "read", read_file)
+        await until(lambda: list(of.names) == ["b"])
+        await until(lambda: len(looks) > 12)
+        assert read_at == [5]
+
+    followed(of, act)
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "GLANCE_S", 0.01)
+    of, whole = keys_of(keys_file=file(f"a: {{hash: {HASH}}}")), keys.read
+    counted: list[tuple[str, ...]] = []
+    replace = of.replace
+
+    def rewrite(path: str) -> tuple[Key, ...]:
+        found = whole(path)
+        if found[0].name == "half":
+            file(f"whole: {{hash: {OTHER}, scopes: [metrics]}}")
+        return found
+
+    def count(filed: Iterable[Key]) -> None:
+        there = tuple(filed)
+        counted.append(tuple(key.name for key in there))
+        replace(there)
+
+    async def act() -> None:
+        monkeypatch.setattr(keys, "read", rewrite)
+        monkeypatch.setattr(of, "replace", count)
+        file(f"half: {{hash: {OTHER}}}")
+        await until(lambda: list(of.names) == ["whole"])
+        assert counted == [("whole",)]
+
+    followed(of, act)
 
 
 def test_models_by_name_and_by_pattern() -> None:

@@ -1,10 +1,11 @@
 """Who may ask what: every route, with every kind of key, refused in the words of the dialect that owns it."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import orjson
@@ -16,8 +17,11 @@ from starlette.routing import Route
 
 from service.api.app import owner
 from service.api.security import ACCESS, access
-from service.keys import SCOPES
-from service.model import Model
+from service.api.served import Permitted, Served
+from service.errors import PolyheadError, Unavailable
+from service.keys import SCOPES, Key
+from service.model import Model, State
+from service.offer import Offer
 
 TALK = [{"role": "user", "content": "The fox"}]
 INFER = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["The fox"]}]}
@@ -304,6 +308,42 @@ def test_a_key_sees_its_own_models(app: FastAPI) -> None:
 def test_what_is_not_there_is_said_so_only_of_names_that_the_key_may_use(app: FastAPI) -> None:
     calls = [("GET", f"/v1/models/{name}", bearer("narrow")) for name in ("nobody", "somebody", "open")]
     assert [answer.status_code for answer in asked(app, *calls)] == [404, 403, 200]
+
+
+def test_an_error_names_only_models_that_the_key_may_use(served: list[Model], tmp_path: Path) -> None:
+    """On every route, with every model's name, one that is not there, and none."""
+    keys = keys_file(tmp_path, some={"models": ["open", "words", "nobody*"]}, all={})
+    app = application(Registry(served, echo), keys_file=keys)
+    others = [model.name for model in served if model.name not in ("open", "words")]
+
+    def said(key: str) -> list[tuple[str, str]]:
+        answers: list[tuple[str, httpx.Response]] = []
+        for name in ("words", "open", "nobody-here"):
+            own = {path: body for path, body in BODIES.items() if "adapter_id" not in str(body)}
+            paths = {path: re.sub("/models/[a-z]+", f"/models/{name}", path) for path in own}
+            answers += posted(app, key, {paths[path]: body | {"model": name} for path, body in own.items()}).items()
+        answers += posted(app, key, {path: body for path, (_, body) in NAMELESS.items()}).items()
+        answers += [("/info", answer) for answer in asked(app, ("GET", "/info", bearer(key)))]
+        return [(path, answer.text) for path, answer in answers if answer.is_error]
+
+    some, every = said("some"), said("all")
+    for wanted in ("models that can: open", "there are: open, words", "/models/NAME/...: open"):
+        assert any(wanted in text for _, text in some), wanted
+    for path, text in some:
+        assert not [name for name in others if re.search(rf"\b{name}\b", text)], (path, text)
+    assert any("there are: open, shut, shut:adapter" in text for _, text in every)
+
+
+def test_while_models_load_a_key_is_not_told_their_names(served: list[Model]) -> None:
+    def unavailable(name: str) -> PolyheadError:
+        return Unavailable(f"{name} is not ready yet", retry_after=7)
+
+    offer = Offer({"open": State("ready", 1.0), "shut": State("loading")}, served[:1], unavailable)
+    with pytest.raises(Unavailable, match="not all models are loaded yet") as caught:
+        Permitted(cast(Served, offer), Key("some", models=("open",))).only(["generate"])
+    assert caught.value.retry_after == 7
+    with pytest.raises(Unavailable, match="shut is not ready yet"):
+        Permitted(cast(Served, offer), Key("all")).only(["generate"])
 
 
 def test_an_alias_that_the_key_may_use_leads_to_its_model(served: list[Model], tmp_path: Path) -> None:

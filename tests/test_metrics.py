@@ -12,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.engine.worker import Outcome
 from service.metrics import Metrics
 from service.metrics.declared import SECONDS
+from service.metrics.observed import REMEMBERED
 from service.metrics.text import open_metrics as in_open_metrics
 from service.metrics.text import plain
 from service.request import Terms
@@ -256,6 +257,55 @@ def test_the_page_comes_as_it_is_asked_for(metrics: Metrics) -> None:
     page, content_type = metrics.page("")
     assert content_type.startswith("text/plain")
     assert b"process_resident_memory_bytes" in page
+
+
+@pytest.mark.parametrize(
+    ("accept", "opened"),
+    [
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text; version=2.0.0; escaping=foo", True),
+        ("text/plain, application/openmetrics-text;version=0.0.1, application/openmetrics-text;version=1.0.0", True),
+        ("application/openmetrics-text;version=0.0.1;q=0.75", False),
+        ("application/openmetrics-text; version=x.y", False),
+        ("application/openmetrics-text; version=", False),
+        ("application/openmetrics-text; version=" + "9" * 5000, False),
+        ('application/openmetrics-text; version="1.0.0', False),
+        ("text/plain; version=x.y", False),
+        (";;;,=,", False),
+    ],
+)
+def test_any_accept_gets_a_page(metrics: Metrics, accept: str, opened: bool) -> None:
+    page, content_type = metrics.page(accept)
+    assert content_type.startswith("application/openmetrics-text" if opened else "text/plain")
+    assert page.endswith(b"# EOF\n") == opened
+
+
+def test_the_page_remembers_a_bounded_number_of_unloaded_models(metrics: Metrics) -> None:
+    """Names of the settings stay; of others the last REMEMBERED, with all that was counted of them."""
+
+    def come_and_go(name: str) -> None:
+        known = Known(name)
+        metrics.loaded(known)
+        metrics.step(report(model=name))
+        metrics.ended(ended("done", model=name))
+        metrics.received(name, "generate", 1)
+        metrics.unloaded(known)
+
+    come_and_go("chat")
+    for number in range(REMEMBERED):
+        come_and_go(f"n{number:04}")
+    come_and_go("n0000")  # again: n0001 is the oldest now
+    full = len(metrics.page("")[0])
+    for number in range(REMEMBERED, 3 * REMEMBERED):
+        come_and_go(f"n{number:04}")
+        metrics.ended(ended("done", model="n0001"))  # what ends late of one that was forgotten has no label
+    page = metrics.page("")[0].decode()
+    there = set(re.findall(r'model="(n\d{4})"', page))
+    assert there == {f"n{number:04}" for number in range(2 * REMEMBERED, 3 * REMEMBERED)}
+    assert len(page) < 1.1 * full
+    assert value(metrics, "polyhead_requests_total", model="chat", outcome="done") == 1
+    come_and_go("n0001")
+    assert value(metrics, "polyhead_requests_total", model="n0001", outcome="done") == 1, "it counts from zero again"
 
 
 def test_text_is_what_prometheus_client_would_write() -> None:

@@ -4,6 +4,7 @@ Whole lives, from a first import to an end and to a second signal, are those of 
 asked of others in between does not depend on that.
 """
 
+import asyncio
 import json
 import re
 import signal
@@ -20,6 +21,7 @@ from processes import PATIENCE, SERVE, Faulted, Process
 
 from service.process import bound
 from service.settings import SettingsError
+from service.upkeep import beside
 
 BODY = b'{"model": "chat", "prompt": "The fox", "max_tokens": 3, "ignore_eos": true}'
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()
@@ -236,3 +238,20 @@ def test_small_answers_are_not_held_back() -> None:
     """asyncio switches Nagle's algorithm off only where the socket names its protocol."""
     with bound("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_a_task_beside_the_server_that_fails_is_critical_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    async def fail() -> None:
+        raise LookupError("gone")
+
+    async def run() -> None:
+        await asyncio.wait([beside(fail())])
+        await asyncio.sleep(0)
+        cancelled = beside(asyncio.sleep(60))
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+
+    asyncio.run(run())
+    [record] = caplog.records
+    assert record.levelname == "CRITICAL"
+    assert "fail has failed and does not run any more" in record.getMessage()

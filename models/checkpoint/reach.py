@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from models.checkpoint import hub
-from models.errors import CheckpointError
+from models.errors import CheckpointError, cut
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,12 @@ class Reach:
             return path
         if hub.is_id(source):
             return hub.download(source)
-        raise CheckpointError("there is no such folder or file, and it is no id on the hub (org/name)", file=source)
+        if "://" in source:
+            raise CheckpointError("a URL is not read; give a folder, a file or an id on the hub, ORGANIZATION/NAME")
+        form = "ORGANIZATION/NAME, or ORGANIZATION/NAME@REVISION"
+        if "@" in source and not source.startswith(("/", ".", "~")):  # meant as an id: there is no folder to hide
+            raise CheckpointError(f"{cut(source, 200)!r} is no id on the hub; its form is {form}")
+        raise CheckpointError(f"there is no such folder or file, and it is no id on the hub ({form})", file=source)
 
     def has(self, source: str) -> bool:
         """Whether a folder or file is called so."""

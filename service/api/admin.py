@@ -5,6 +5,7 @@ only a look at it: one when it is over, or as server-sent events at every step i
 """
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, Mapping
 from typing import Annotated, Any
 
@@ -24,6 +25,7 @@ from service.model import Known
 
 GLANCE_S = 0.1  # how often a change is looked at for those who follow it
 LONGEST_DRAIN = 3600  # seconds
+WHOLE = re.compile("[0-9]{1,6}")  # a number of seconds
 Text = Annotated[str, Field(min_length=1, max_length=4096)]
 Drain = Annotated[float, between(0, LONGEST_DRAIN)]
 router = APIRouter(tags=["administration"])
@@ -115,7 +117,7 @@ def drain_of(request: Request) -> float:
     if unknown:
         raise BadRequest(f"{unknown[0][:60]}: is not a known parameter; there is drain_seconds", param=unknown[0][:60])
     given = query.get("drain_seconds", str(server(request).settings.drain_seconds))
-    if not given.isdecimal() or int(given) > LONGEST_DRAIN:
+    if not WHOLE.fullmatch(given) or int(given) > LONGEST_DRAIN:
         message = f"drain_seconds: must be a whole number from 0 to {LONGEST_DRAIN}, got {given[:60]!r}"
         raise BadRequest(message, param="drain_seconds")
     return int(given)

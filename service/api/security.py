@@ -16,7 +16,7 @@ from typing import Literal
 from service import keys as files
 from service.errors import Forbidden, Unauthorized
 from service.keys import CLIENT, NOBODY, Key, Scope, digest_of
-from service.outcome import on_thread
+from service.outcome import on_thread, outcome_of
 from service.settings import Settings, SettingsError
 
 Access = Scope | Literal["public"]
@@ -198,15 +198,30 @@ def stamp(path: str) -> tuple[int, ...]:
 
 
 async def follow(keys: Keys) -> None:
-    """Whenever the file has changed, its keys are those that count.  A file that cannot be used changes nothing."""
+    """For ever: whenever the file has changed, its keys are those that count.
+
+    A file that cannot be used changes nothing.  One that was written within the last second is read at the next look:
+    it may be half of a file, whose keys may do more than those of the whole.
+    """
+    last = keys.seen
     while keys.path:
         await asyncio.sleep(GLANCE_S)
-        if (now := stamp(keys.path)) == keys.seen:
+        before, last = last, stamp(keys.path)
+        if last == keys.seen or last != before:
             continue
-        keys.seen = now
-        try:
-            keys.replace(await on_thread(partial(files.read, keys.path)))
-        except SettingsError as error:
-            log.error("the keys stay as they were: %s", error)
-        else:
-            log.info("%s has changed: there are keys of %s", keys.path, ", ".join(keys.names))
+        keys.seen = last
+        fault = await outcome_of(read_again(keys))
+        if isinstance(fault, SettingsError):
+            log.error("the keys stay as they were: %s", fault)
+        elif isinstance(fault, Exception):
+            log.error("the keys stay as they were: %s cannot be read", keys.path, exc_info=fault)
+        elif fault is not None:
+            raise fault
+
+
+async def read_again(keys: Keys) -> None:
+    """Replace the keys by those of the file, unless it changes meanwhile.  Raises SettingsError."""
+    filed = await on_thread(partial(files.read, keys.path))
+    if stamp(keys.path) == keys.seen:
+        keys.replace(filed)
+        log.info("%s has changed: there are keys of %s", keys.path, ", ".join(keys.names))

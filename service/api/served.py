@@ -8,7 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from service.errors import Forbidden, PolyheadError
+from service.errors import Forbidden, PolyheadError, Unavailable
 from service.keys import Key
 from service.model import Model
 from service.request import Task
@@ -38,17 +38,32 @@ class Permitted:
         """Raises Forbidden, too, for a name that is not served and that the key could not use if it were."""
         try:
             model = self.served.resolve(name, tasks)
-        except PolyheadError:
+        except PolyheadError as error:
             self._check(name, name)
+            self._hide(error)
             raise
         self._check(name, model.name)
         return model
 
     def only(self, tasks: Collection[Task]) -> Model:
         """The server's only one: what a key may use says nothing of which model a route without a name means."""
-        model = self.served.only(tasks)
-        self._check(model.name, model.name)
+        try:
+            model = self.served.only(tasks)
+        except Unavailable as error:
+            if self.key.models:
+                said = "not all models are loaded yet, and the address names none; send it again, or name a model"
+                raise Unavailable(said, retry_after=error.retry_after) from None
+            raise
+        except PolyheadError as error:
+            self._hide(error)
+            raise
+        self._check("", model.name)
         return model
+
+    def _hide(self, error: PolyheadError) -> None:
+        """Leave out of the names that `error` lists those of models that the key may not use."""
+        if error.names:
+            error.listing(name for name in error.names if self.key.opens(name))
 
     def _check(self, asked: str, name: str) -> None:
         if not self.key.opens(name) and not self.key.opens(asked):

@@ -3,7 +3,6 @@
 Knows no torch, and not who starts replicas: `find` lists them.
 """
 
-import asyncio
 from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
@@ -18,7 +17,7 @@ from service.fleet.fleet import Fleet
 from service.fleet.routing import Affine, Routed
 from service.process import Books
 from service.settings import Settings
-from service.upkeep import keep_low
+from service.upkeep import beside, keep_low
 
 Find = Callable[[Fleet], Coroutine[Any, Any, None]]
 
@@ -35,9 +34,9 @@ def assemble(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncGenerator[None]:
-        beside = [asyncio.create_task(work) for work in (find(fleet), keep_low(), follow(books.keys))]
+        aside = [beside(work) for work in (find(fleet), keep_low(), follow(books.keys))]
         yield
-        for task in beside:
+        for task in aside:
             task.cancel()
         await fleet.close()  # what was in flight has had its time
         server.text.close()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from service.api.record import UNTRACED
+from service.api.security import follow
 from service.engine.engine import Engine, Stream
 from service.engine.worker import Ended, StepReport
 from service.errors import AnswerTooLarge, PolyheadError, Unavailable
@@ -37,21 +38,22 @@ from service.fleet.frames import (
 )
 from service.fleet.pool import Pool
 from service.fleet.routing import Ask, Candidate
+from service.fleet.strangers import Strangers
 from service.fleet.window import Window
 from service.guide import Asked
 from service.loader import Executed
 from service.metrics import Metrics
 from service.model import Model, concerning
 from service.place import placed
-from service.process import WAITING, Books
+from service.process import TAKEN, WAITING, Books
 from service.registry import Registry
 from service.request import Done, Duty, Event, Failed, Generate, Request, Token
 from service.serve import unchanged
 from service.settings import Settings
+from service.upkeep import beside
 
 BEAT_S = 0.5  # how often whoever is connected hears how much is queued, if nothing else
 HELLO_S = 10.0  # a stranger has so long to show that it knows the secret
-STRANGERS = 64  # connections that have not shown it yet; beyond that the oldest of them is closed
 # Types of what follows each word that may be asked.
 ASK = checked(str, int, tuple[tuple[int, int, Any], ...])
 DROP = checked(int, bool)
@@ -90,7 +92,7 @@ class Replica:
         self.server = books.server(settings, self.registry, self.engine, UNTRACED, self.registry.held)
         self.pool = Pool(self.registry, settings.models, settings.pool_models, self._drain) if settings.pools else None
         self._visitors: set[Visitor] = set()
-        self._strangers: dict[StreamWriter, None] = {}  # oldest first
+        self._strangers = Strangers()
 
     @property
     def queued(self) -> int:
@@ -111,11 +113,13 @@ class Replica:
         if not self.models:
             raise Unavailable("; ".join(f"{name}: {why}" for name, why in self.broken.items()))
         asked, seen = listening(host, ports), listening(host, ports)
-        self._listener = await asyncio.start_server(self._visited, sock=asked)
+        # Some turns of the loop take TAKEN connections each before the first can be closed; others wait in the kernel.
+        self._listener = await asyncio.start_server(self._visited, sock=asked, backlog=TAKEN)
+        asked.listen(WAITING)
         self._seen = int(seen.getsockname()[1])
         self._window = Window(self.server, seen)
         await self._window.open()
-        self._beating = asyncio.create_task(self._beat())
+        self._aside = [beside(self._beat()), beside(follow(self.server.keys))]
         log.info("%s answers on %s:%d, its metrics are on %s:%d", self.name, *asked.getsockname(), *seen.getsockname())
         return int(asked.getsockname()[1])
 
@@ -153,7 +157,8 @@ class Replica:
             await asyncio.wait([asyncio.create_task(visitor.left.wait()) for visitor in visitors], timeout=LEFT_S)
         await self.engine.close(self._drain)
         await asyncio.sleep(0)  # what was said last is on its way
-        self._beating.cancel()
+        for task in self._aside:
+            task.cancel()
         await self._window.close()
         for visitor in list(self._visitors):
             await visitor.close()
@@ -166,18 +171,16 @@ class Replica:
         return ("hello", VERSION, self.name, self._seen, models, dict(self.broken), kept, size)
 
     async def _visited(self, reader: StreamReader, writer: StreamWriter) -> None:
-        if len(self._strangers) >= STRANGERS:
-            next(iter(self._strangers)).transport.abort()
-        self._strangers[writer] = None
+        self._strangers.enter(writer)
         try:
             async with asyncio.timeout(HELLO_S):
                 await admit(self._secret, reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, FrameError) as error:
-            log.warning("a stranger is sent away: %s", error or type(error).__name__)
+            self._strangers.refused(error)
             writer.close()
             return
         finally:
-            del self._strangers[writer]
+            self._strangers.leave(writer)
         visitor = Visitor(self, writer)
         self._visitors.add(visitor)
         writer.write(frame(self.hello()))

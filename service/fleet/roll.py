@@ -126,7 +126,7 @@ class Roll:
 
     def unavailable(self, name: str) -> PolyheadError:
         if name not in self._names:
-            return NotFound(f"no model is called {name[:100]!r}; there are: {', '.join(self._names)}", param="model")
+            return NotFound(f"no model is called {name[:100]!r}; there are:", param="model").listing(self._names)
         state = self.state(name)
         if state.phase == "broken":
             return Unavailable(f"{name} could not be loaded: {state.why}")

@@ -1,6 +1,6 @@
 """What can be seen of a replica over HTTP: its health and its metrics, and nothing to be asked.
 
-Knows no model.
+Knows no model.  The checks of the header Host and of the key for /metrics are those of a server (`service.api.gate`).
 """
 
 import asyncio
@@ -10,10 +10,41 @@ from collections.abc import Iterator
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from service.api.alike import write_error
 from service.api.health import router
+from service.api.security import authorization
 from service.api.server import Server
+from service.errors import PolyheadError
 from service.process import configured, edge_of
+
+
+class Checked:
+    """ASGI middleware: refuses what a server would refuse, before anything is computed."""
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self.app, self.server = app, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self.check(scope)
+        except PolyheadError as error:
+            headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+            refusal = JSONResponse(write_error(error), error.status, headers)
+            await refusal(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def check(self, scope: Scope) -> None:
+        """Raises Misdirected, ForeignOrigin, Unauthorized or Forbidden."""
+        headers, keys = Headers(scope=scope), self.server.keys
+        self.server.origins.check_host(headers, scope)
+        self.server.origins.check_origin(scope["method"], headers)
+        kind = keys.scope(scope["path"], scope["method"])
+        keys.check(keys.shown(kind, authorization(headers, scope["path"])), kind)
 
 
 class Window(uvicorn.Server):
@@ -23,6 +54,9 @@ class Window(uvicorn.Server):
         app = FastAPI(openapi_url=None)
         app.state.server = server
         app.include_router(router)
+        app.add_middleware(Checked, server=server)
+        host = str(listener.getsockname()[0])
+        server.origins.listen(host, host)
         super().__init__(configured(app, edge_of(server.settings, server), lifespan="off"))
         self._listener = listener
 

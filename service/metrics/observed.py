@@ -22,6 +22,7 @@ from service.version import VERSION
 Missed = Literal["rejected", "aborted", "expired"]  # how HTTP requests end that the engine never had
 Labels = tuple[str, str]  # model and task
 Queue = tuple[str, str, int]  # model, replica, tokens
+REMEMBERED = 64  # unloaded models whose counters stay on the page
 Zeros = tuple[tuple[str, ...], ...]  # names of metrics, and what their labels beside those say
 
 # What is on the page as soon as a model is ready, so that rates over its first minute are right.
@@ -123,6 +124,8 @@ class Metrics:
 
     def __init__(self, models: Collection[str], keys: Collection[str] = (), *, vllm: bool = False) -> None:
         self._models, self._keys = set(models), keys  # which may change
+        self._fixed = frozenset(models)  # those of the settings
+        self._gone: dict[str, None] = {}  # names that were unloaded and are not fixed, the oldest first
         self._described: dict[str, tuple[str, ...]] = {}  # labels of model_info
         self._counted: set[tuple[str, Duty]] = set()  # of which open requests were last told
         self._watched: list[Callable[[], None]] = []  # each asks something how it is, and notes it
@@ -284,6 +287,7 @@ class Metrics:
         labels = (model.name, model.task)
         self._forget(model.name)
         self._models.add(model.name)
+        self._gone.pop(model.name, None)
         self._described[model.name] = (*labels, model.family, model.dtype, model.executor)
         self._gauge("model_info", *self._described[model.name]).set(1)
         self._gauge("model_ready", model.name).set(1)
@@ -291,13 +295,24 @@ class Metrics:
             self._series.start(name, *labels, *others)
 
     def unloaded(self, model: Described) -> None:
-        """A model is gone.  What it counted stays, for rates; what it was is said no more."""
+        """A model is gone.  Its counters stay, for rates, until REMEMBERED others have gone after it.
+
+        Names of the settings stay for good.  Whoever may load models could fill the page otherwise.
+        """
         labels = (model.name, model.task)
         self._forget(model.name)
         self._gauge("model_ready", model.name).set(0)
         cached = model.task == "generate" and not trunk_of(model.name)
         for gauge in ("requests_running", "requests_waiting", *(("kv_blocks",) if cached else ())):
             self._gauge(gauge, *labels).set(0)
+        if model.name not in self._fixed:
+            self._gone.pop(model.name, None)
+            self._gone[model.name] = None
+        while len(self._gone) > REMEMBERED:
+            oldest = next(iter(self._gone))
+            del self._gone[oldest]
+            self._models.discard(oldest)
+            self._series.forget_model(oldest)
 
     def _forget(self, name: str) -> None:
         if name in self._described:

@@ -5,7 +5,8 @@ step does both for every token, so a series that was found once is kept.
 """
 
 import gzip
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from prometheus_client import (
@@ -19,12 +20,13 @@ from prometheus_client import (
 )
 from prometheus_client import Metric as Family
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as PLAIN_TEXT
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_METRICS
 
 from service.metrics.declared import PREFIX, Metric
 from service.metrics.text import open_metrics, plain
+
+OPEN_VERSION = re.compile(r"[1-9][0-9]{0,3}(\.[0-9]{1,4}){0,3}")  # of OpenMetrics, 1.0.0 and later
 
 Families = Mapping[str, Family]
 Known = TypeVar("Known", bound=MetricWrapperBase)
@@ -50,11 +52,17 @@ class Kept(Generic[Known]):
         self._metrics[name].remove(*labels)
         self._series.pop((name, *labels), None)
 
+    def drop(self, places: Mapping[str, int], value: str) -> None:
+        """Take off the page every series of these metrics whose label at the metric's place is `value`."""
+        for name, *labels in list(self._series):  # a copy: other threads count
+            if name in places and labels[places[name]] == value:
+                self.forget(name, *labels)
+
 
 class Series:
     """The series of a table of metrics.  Counters, gauges and histograms are called with a name and label values."""
 
-    def __init__(self, declared: Iterable[Metric]) -> None:
+    def __init__(self, declared: Sequence[Metric]) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for each, with a time
         self._page = page = CollectorRegistry()
         ProcessCollector(registry=page)
@@ -71,11 +79,21 @@ class Series:
                     histograms[one.name] = Histogram(*named, buckets=one.buckets, registry=page)
         self.counter, self.gauge, self.histogram = Kept(counters), Kept(gauges), Kept(histograms)
         self._more: Callable[[Families], Iterable[Family]] = nothing
-        self._metrics: Mapping[str, MetricWrapperBase] = {**counters, **gauges, **histograms}
+        self._kinds: Mapping[str, Callable[..., object]] = {
+            **dict.fromkeys(counters, self.counter),
+            **dict.fromkeys(gauges, self.gauge),
+            **dict.fromkeys(histograms, self.histogram),
+        }
+        self._of_model = {one.name: one.labels.index("model") for one in declared if "model" in one.labels}
 
     def start(self, name: str, *labels: str) -> None:
         """Have a series on the page, at zero, of which nothing was told yet."""
-        self._metrics[name].labels(*labels)
+        self._kinds[name](name, *labels)
+
+    def forget_model(self, model: str) -> None:
+        """Take every series of that model off the page."""
+        for kept in (self.counter, self.gauge, self.histogram):
+            kept.drop(self._of_model, model)
 
     def include(self, more: Callable[[Families], Iterable[Family]]) -> None:
         """Have on the page what `more` makes of the rest of it."""
@@ -88,8 +106,7 @@ class Series:
         """
         families = {family.name: family for family in self._page.collect()}
         everything = [*families.values(), *self._more(families)]
-        _, asked = choose_encoder(accept)
-        if asked.startswith("application/openmetrics-text"):
+        if asks_open_metrics(accept):
             return open_metrics(everything), OPEN_METRICS
         return plain(everything), PLAIN_TEXT
 
@@ -97,6 +114,16 @@ class Series:
         """The same, gzipped."""
         page, content_type = self.page(accept)
         return gzip.compress(page, compresslevel=1), content_type
+
+
+def asks_open_metrics(accept: str) -> bool:
+    """Whether a header Accept names OpenMetrics, in a version from 1.0 on or without one."""
+    for part in accept.split(","):
+        kind, *options = (option.strip() for option in part.split(";"))
+        versions = [option.removeprefix("version=") for option in options if option.startswith("version=")]
+        if kind == "application/openmetrics-text" and (not versions or OPEN_VERSION.fullmatch(versions[0])):
+            return True
+    return False
 
 
 def nothing(families: Families) -> Iterable[Family]:  # noqa: ARG001
