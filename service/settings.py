@@ -202,7 +202,7 @@ class Settings(Spread):
         "a process fewer files.",
     )
     write_seconds: float = Field(
-        30, gt=0, le=3600, description="A client that takes nothing of its answer for so long is cut off."
+        30, gt=0, le=3600, description="A client that takes less than 64 KiB, or than the rest, in so long is cut off."
     )
     stall_seconds: float = Field(
         8, gt=0, le=3600, description="Not ready once work has waited so long without a step being finished."
