@@ -31,6 +31,7 @@ from service.api.openai_wire import (
 )
 from service.api.openai_write import (
     Call,
+    around_embeddings,
     chunk_completion,
     chunk_usage,
     usage,
@@ -39,7 +40,7 @@ from service.api.openai_write import (
     write_model,
     write_models,
 )
-from service.api.reading import scores, spelled
+from service.api.reading import FEW, body_of, piece_size, read, spelled
 from service.api.stream import EventStream, JsonResponse, answer, events
 from service.conversation import Utterances, silent, whole_utterances
 from service.prompts import Continuation
@@ -74,8 +75,8 @@ async def complete(request: Request, wire: CompletionRequest) -> Response:
         model, tokens = permitted(request).resolve(call.model, ["generate"]), [drawn.id for drawn in pieces[0].drawn]
         asked_why = Question(request, wire, model, why)
         explanation = await explained_writing(asked_why, several(wire.prompt)[0], tokens)
-        return JsonResponse(told() | {"explanation": explanation})
-    return await spelled(len(pieces), told)
+        return await spelled(FEW + 1, lambda: told() | {"explanation": explanation})
+    return await spelled(sum(map(piece_size, pieces)), told)
 
 
 async def echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:
@@ -158,8 +159,10 @@ async def embeddings(request: Request) -> Response:
 
 async def embed(request: Request, wire: EmbeddingRequest) -> Response:
     model = about(request, permitted(request).resolve(wire.model, ["embed"]))
-    vectors = await scores(request, wire, model, read_embedding(wire))
-    return await spelled(len(vectors), lambda: write_embeddings(wire.model, wire.encoding_format, vectors))
+    asked = read_embedding(wire)
+    writing = write_embeddings(model, wire.encoding_format)
+    found = await body_of(request, await read(request, wire, model, asked), writing, len(asked.inputs))
+    return found.response(*around_embeddings(wire.model, found.prompt_tokens))
 
 
 @router.get("/v1/models", summary="What is served and ready.")
