@@ -14,7 +14,7 @@ import pytest
 from service.answers import Guessed, Reply, Scores, States, Tagged, Weighed, Word
 from service.api import findings
 from service.api.alike import write_error
-from service.api.openai_write import around_embeddings, write_embeddings
+from service.api.openai import around_embeddings, write_embeddings
 from service.api.reading import FEW, Writing, body_of, most_labels, written
 from service.api.stream import LineStream, Parts, dumps_sliced
 from service.api.tei_write import STATES, WEIGHTS

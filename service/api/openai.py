@@ -7,13 +7,15 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
+import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from service.answers import Reply
 from service.api import generating
 from service.api.alike import write_error
 from service.api.dialect import Dialect, about, body, permitted, server, several, takes, visit
@@ -31,22 +33,25 @@ from service.api.openai_wire import (
 )
 from service.api.openai_write import (
     Call,
-    around_embeddings,
     chunk_completion,
     chunk_usage,
+    spelled_base64,
+    spelled_float,
     usage,
     write_completion,
-    write_embeddings,
     write_model,
     write_models,
 )
-from service.api.reading import FEW, body_of, piece_size, read, spelled
+from service.api.reading import FEW, Writing, body_of, most_numbers, piece_size, read, spelled
 from service.api.stream import EventStream, JsonResponse, answer, events
 from service.conversation import Utterances, silent, whole_utterances
+from service.errors import PolyheadError
+from service.model import Model
 from service.prompts import Continuation
 from service.request import Task
 from service.transcript import Drawn, Usage, whole
 
+BESIDE = 64  # bytes of an embedding's object beside its numbers
 DONE = b"data: [DONE]\n\n"
 router = APIRouter(tags=["OpenAI"])
 
@@ -149,6 +154,29 @@ async def chat_chunks(call: Call, utterances: Utterances) -> AsyncGenerator[dict
             begun.add(index)
     if call.usage:
         yield chunk_usage(call, "chat.completion.chunk", chat_usage(cost, thought))
+
+
+@dataclass(frozen=True)
+class Embeddings(Writing):
+    """Each says where in the list it is.  One that fails ends the call."""
+
+    def item(self, index: int, reply: Reply | PolyheadError) -> Any:
+        if isinstance(reply, PolyheadError):
+            raise reply
+        return {"object": "embedding", "index": index, "embedding": self.one(reply)}
+
+
+def write_embeddings(model: Model, encoding: Literal["float", "base64"]) -> Embeddings:
+    spelled = spelled_base64 if encoding == "base64" else spelled_float
+    most = BESIDE + most_numbers(model.width)
+    return Embeddings(one=lambda reply: spelled(reply.values), error=write_error, most=most)
+
+
+def around_embeddings(model: str, tokens: int) -> tuple[bytes, bytes]:
+    """JSON before and after the embeddings and their list's commas."""
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    after = orjson.dumps({"model": model, "usage": usage})[1:]
+    return b'{"object":"list","data":[', b"]," + after
 
 
 @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest), summary="Texts as vectors.")

@@ -8,22 +8,15 @@ import base64
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
-from service.answers import Reply
-from service.api.alike import write_error
-from service.api.reading import Writing, most_numbers
 from service.api.stream import float32
 from service.api.tasks import introduced
-from service.errors import PolyheadError
 from service.model import Model
 from service.transcript import Drawn, Piece, Usage
-
-BESIDE = 64  # bytes of an embedding's object beside its numbers
 
 
 @dataclass(frozen=True)
@@ -119,29 +112,6 @@ def usage(cost: Usage) -> dict[str, Any]:
         "total_tokens": cost.prompt_tokens + cost.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cost.cached_tokens},
     }
-
-
-@dataclass(frozen=True)
-class Embeddings(Writing):
-    """Each says where in the list it is.  One that fails ends the call."""
-
-    def item(self, index: int, reply: Reply | PolyheadError) -> Any:
-        if isinstance(reply, PolyheadError):
-            raise reply
-        return {"object": "embedding", "index": index, "embedding": self.one(reply)}
-
-
-def write_embeddings(model: Model, encoding: Literal["float", "base64"]) -> Embeddings:
-    spelled = spelled_base64 if encoding == "base64" else spelled_float
-    most = BESIDE + most_numbers(model.width)
-    return Embeddings(one=lambda reply: spelled(reply.values), error=write_error, most=most)
-
-
-def around_embeddings(model: str, tokens: int) -> tuple[bytes, bytes]:
-    """JSON before and after the embeddings and their list's commas."""
-    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    after = orjson.dumps({"model": model, "usage": usage})[1:]
-    return b'{"object":"list","data":[', b"]," + after
 
 
 def spelled_float(values: list[float]) -> NDArray[np.float32]:
