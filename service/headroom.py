@@ -16,7 +16,10 @@ LEAST = 32 << 20  # for requests, whatever models hold: small ones are always an
 BODY = 3  # bytes for each of a body: itself, the values made of it, and a copy while it is parsed
 CHARACTER = 160  # bytes for each of a text while it is made tokens, at worst one token each
 TOKEN = 40  # bytes for each in flight
-NUMBER = 64  # bytes for each of an answer, as it is computed and as it is written
+NUMBER = 40  # bytes for each of a computed answer: a Python float, its place in a list, and a copy as float32
+TEXT = 1536  # bytes for each text of a call: its request, its place in the queue, its outcome
+PLACED = 300  # bytes for each token of which it is kept where in its text it is
+STEP = 1 << 20  # bytes that are claimed at a time while an answer is written
 
 
 class Headroom:
@@ -34,13 +37,16 @@ class Headroom:
         """Bytes for all requests together."""
         return max(self._free - KEPT - self._held(), LEAST)
 
-    def take(self, size: int, what: str) -> None:
-        """Raises BodyTooLarge where `what` needs more than there is for all requests, Overloaded where others have it
-        now."""
+    def take(self, size: int, what: str, before: int = 0) -> None:
+        """`before`: bytes that the same request has taken already.
+
+        Raises BodyTooLarge where it needs more than there is for all requests, Overloaded where others have it now.
+        """
         with self._lock:
             whole = self.whole
-            if size > whole:
-                raise BodyTooLarge(f"{what} takes about {mib(size)} MiB, and the server has {mib(whole)} for requests")
+            if before + size > whole:
+                need = mib(before + size)
+                raise BodyTooLarge(f"{what} takes about {need} MiB, and the server has {mib(whole)} for requests")
             if self._taken + size > whole:
                 left = mib(whole - self._taken)
                 raise Overloaded(f"{what} takes about {mib(size)} MiB, and {left} are left by others", retry_after=1)
@@ -72,7 +78,7 @@ class Claim:
 
     def grow(self, size: int, what: str) -> None:
         """Raises as `Headroom.take` does."""
-        self._headroom.take(size, what)
+        self._headroom.take(size, what, before=self._size)
         self._size += size
 
     def release(self) -> None:

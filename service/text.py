@@ -112,7 +112,8 @@ class Text:
         wanted."""
         with concerning(model):
             self._check_count(asked.field, len(asked.inputs))
-            work = Job(asked.field, sum(map(length, asked.inputs)), terms)
+            beside = len(model.prompts.get(asked.prompt, "")) * len(asked.inputs)  # before each of them
+            work = Job(asked.field, sum(map(length, asked.inputs)) + beside, terms)
             return await self._run(model, work, lambda: read_inputs(model, asked, call, terms, work.check))
 
     async def tokens(

@@ -372,6 +372,9 @@ def test_prompts_of_an_embedder(tiny_embedder: Path, tmp_path: Path) -> None:
     for name, wrong, sentence in [
         ("a", {"default_prompt_name": "query"}, "default_prompt_name 'query' is none of its prompts: there are none"),
         ("b", {"prompts": {"query": 1}}, "prompts should be an object of strings"),
+        ("c", {"prompts": {"q" * 1001: ""}}, "prompts has a string of 1001 characters"),
+        ("d", {"prompts": {"q": "x" * 10_001}}, "prompts has a string of 10001 characters"),
+        ("e", {"prompts": {f"{n}": "x" * 10_000 for n in range(500)}}, "prompts has 50.* characters in all"),
     ]:
         with pytest.raises(CheckpointError, match=sentence):
             load(str(with_prompts(tiny_embedder, tmp_path / name, wrong)))

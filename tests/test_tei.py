@@ -13,6 +13,7 @@ from scripted import WAIT, Connection, Registry, application, ask, echo, model, 
 from test_app import call
 
 from service.api import tei
+from service.api.findings import ranked
 from service.api.tei import DIALECT
 from service.api.tei_wire import (
     DecodeRequest,
@@ -27,7 +28,7 @@ from service.api.tei_wire import (
     read_predict,
     read_rerank,
 )
-from service.api.tei_write import predictions, write_error, write_rerank
+from service.api.tei_write import write_error, write_rerank
 from service.errors import (
     BadRequest,
     EmptyInput,
@@ -157,7 +158,7 @@ def test_predict_one_and_several(app: FastAPI, registry: Registry, models: list[
         ("/models/judge/predict", {"inputs": [["a good film"], ["a", "film"]], "raw_scores": True}),
     )
     requests = asked(registry)
-    expected = [predictions(models[0].labels, numbers(models[0], request)) for request in requests]
+    expected = [list(ranked(models[0].labels, numbers(models[0], request))) for request in requests]
     assert one.json() == expected[0]
     assert pair.json() == expected[1]
     assert several.json() == [expected[2], expected[3]] == [one.json(), pair.json()]
@@ -166,7 +167,7 @@ def test_predict_one_and_several(app: FastAPI, registry: Registry, models: list[
 
 
 def test_predictions_are_sorted_and_name_their_labels() -> None:
-    assert predictions(("bad", "so-so", "good"), [0.25, 0.125, 0.625]) == [
+    assert list(ranked(("bad", "so-so", "good"), [0.25, 0.125, 0.625])) == [
         {"score": 0.625, "label": "good"},
         {"score": 0.25, "label": "bad"},
         {"score": 0.125, "label": "so-so"},

@@ -33,6 +33,9 @@ MODULES, SPARSE = "modules.json", "SpladePooling"
 PROMPTS, LOWERED = "config_sentence_transformers.json", "sentence_bert_config.json"
 NO_PROMPTS: Mapping[str, str] = {"": ""}
 LONGEST_SANE = 1 << 24  # tokenizers write 10^30 where they know of no limit
+LONGEST_NAME = 1000  # characters of a label or of a prompt's name: answers repeat them
+LONGEST_PROMPT = 10_000  # characters: every text has it before it
+MOST_NAMED = 4 << 20  # characters of all labels, or of all prompts with their names
 POOLINGS: dict[str, Pooling] = {
     "mean": "mean",
     "mean_tokens": "mean",
@@ -136,10 +139,31 @@ def labels_of(parts: Parts) -> tuple[str, ...]:
         count = parts.config.get("num_labels", 2)
         if not isinstance(count, int) or not 0 < count < 1 << 20:
             raise CheckpointError(f"num_labels is {count!r}, which should be a positive number", file=file)
-        return tuple(f"LABEL_{index}" for index in range(count))
+        return check_names("num_labels", tuple(f"LABEL_{index}" for index in range(count)), file)
     if not isinstance(names, dict) or {str(key) for key in names} != {str(index) for index in range(len(names))}:
         raise CheckpointError(f"id2label should name the labels 0 to n-1, not {names!r}"[:300], file=file)
-    return tuple(str(names[key]) for key in sorted(names, key=int))
+    return check_names("id2label", tuple(str(names[key]) for key in sorted(names, key=int)), file)
+
+
+def check_names(field: str, names: tuple[str, ...], file: str) -> tuple[str, ...]:
+    """`names`, which answers repeat.  Raises CheckpointError if one is longer than LONGEST_NAME characters, or all
+    together are longer than MOST_NAMED."""
+    for name in names:
+        check_characters(field, name, LONGEST_NAME, file)
+    check_total(field, sum(map(len, names)), file)
+    return names
+
+
+def check_characters(field: str, text: str, most: int, file: str) -> None:
+    if len(text) > most:
+        message = f"{field} has a string of {len(text)} characters, {text[:30]!r}...; at most {most} are allowed"
+        raise CheckpointError(message, file=file)
+
+
+def check_total(field: str, characters: int, file: str) -> None:
+    if characters > MOST_NAMED:
+        message = f"{field} has {characters} characters in all; at most {MOST_NAMED} are allowed"
+        raise CheckpointError(message, file=file)
 
 
 def closing_of(parts: Parts, labels: int) -> Closing:
@@ -234,6 +258,10 @@ def prompts_of(folder: Path) -> dict[str, str]:
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError("prompts should be an object of strings", file=str(file))
+    check_names("prompts", tuple(prompts), str(file))
+    for text in prompts.values():
+        check_characters("prompts", text, LONGEST_PROMPT, str(file))
+    check_total("prompts", sum(len(name) + len(text) for name, text in prompts.items()), str(file))
     default = config.get("default_prompt_name")
     if default is not None and default not in prompts:
         message = f"default_prompt_name {default!r} is none of its prompts: {', '.join(prompts) or 'there are none'}"

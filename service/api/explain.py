@@ -12,7 +12,7 @@ from starlette.responses import Response
 from service.api.dialect import about, body, permitted, server, takes
 from service.api.explain_wire import why_of
 from service.api.explaining import OFF, ExplainRequest, Question, explained, given_of
-from service.api.reading import MANY, spelled
+from service.api.reading import FEW, spelled
 from service.api.stream import answer
 from service.errors import NotFound
 from service.request import Task
@@ -32,4 +32,4 @@ async def told(request: Request, wire: ExplainRequest) -> Response:
     model = about(request, permitted(request).resolve(wire.model, get_args(Task)))
     why = why_of(wire, wire.max_tokens)
     said = await explained(Question(request, wire, model, why), given_of(wire, model))
-    return await spelled(MANY, lambda: said)  # weights are many numbers: not on the event loop
+    return await spelled(FEW + 1, lambda: said)  # weights are many numbers: not on the event loop

@@ -3,13 +3,16 @@
 Knows no dialect, no wire object and no engine.
 """
 
-import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from service.answers import Word
 from service.entities import Entity
 from service.spans import Answer
+from service.zero_shot import softmax
 
 Function = Literal["", "sigmoid", "softmax", "none"]
 
@@ -18,25 +21,31 @@ def label(name: str, score: float) -> dict[str, Any]:
     return {"label": name, "score": score}
 
 
-def ranked(names: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
-    """The best first; of equals the earlier."""
-    return sorted(map(label, names, scores), key=lambda one: -one["score"])
+def ranked(
+    names: Sequence[str], scores: Sequence[float], most: int = 0, threshold: float = -np.inf
+) -> Iterator[dict[str, Any]]:
+    """The best first; of equals the earlier.  At most `most` of them unless it is 0, and none below `threshold`.
+
+    One at a time: a dict for each label of each text would take far more memory than they have as JSON.
+    """
+    order = np.argsort(-np.asarray(scores, np.float64), kind="stable")[: most or None]
+    return (label(names[index], scores[index]) for index in order.tolist() if scores[index] >= threshold)
 
 
 def applied(function: Function, raw: list[float]) -> list[float]:
     """A function over a classifier's scores; no name leaves them as the head made them."""
     match function:
         case "sigmoid":
-            return [sigmoid(score) for score in raw]
+            return list(map(float, sigmoid(np.asarray(raw, np.float64))))
         case "softmax":
-            powers = [math.exp(score - max(raw)) for score in raw]
-            return [power / sum(powers) for power in powers]
+            return list(map(float, softmax(np.asarray(raw, np.float64))))
         case _:
             return raw
 
 
-def sigmoid(score: float) -> float:
-    return 1 / (1 + math.exp(-score)) if score >= 0 else 1 - sigmoid(-score)
+def sigmoid(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    shares = 1 / (1 + np.exp(-np.abs(scores)))
+    return np.where(scores >= 0, shares, 1 - shares)
 
 
 def entity(found: Entity) -> dict[str, Any]:

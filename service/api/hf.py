@@ -25,16 +25,18 @@ from service.api.body import received, sized, value_of
 from service.api.dialect import Dialect, about, permitted, server, takes
 from service.api.explaining import Question, check_on, explained
 from service.api.generation_write import chunks, write_error
-from service.api.reading import Replies, Writing, all_of, kinded, read, spelled, written
-from service.api.stream import EventStream, JsonResponse, answer, events
+from service.api.reading import Replies, Writing, items_of, kinded, piece_size, read, spelled, written
+from service.api.stream import EventStream, Parts, answer, dumps_sliced, events
 from service.api.tasks import GENERATION, HEADS, WRITTEN, ZERO_SHOT, tasks_of
 from service.errors import BadRequest, NotFound, PolyheadError, TooMany, WrongTask
 from service.inputs import Input, Reading, is_text
 from service.model import Model
+from service.outcome import on_thread
 from service.request import Task
 from service.transcript import Usage, whole
 
 Through = Callable[[Any, Model, Replies], Replies]
+MOST_LISTED, LONGEST_LISTED = 20, 500  # labels in a message, and their characters
 ALL: tuple[Task, ...] = get_args(Task)
 
 
@@ -126,7 +128,8 @@ def check_has(model: Model, task: str) -> None:
         return
     message = f"{model.name} has {listed(tasks)}, not {task}"
     if model.task in HEADS[task] and model.task != "generate":
-        message += f", which needs a label that starts with entail; there are: {', '.join(model.labels)}"
+        labels = ", ".join(model.labels[:MOST_LISTED])[:LONGEST_LISTED]
+        message += f", which needs a label that starts with entail; there are: {labels}"
     raise WrongTask(message, param="model")
 
 
@@ -191,11 +194,19 @@ async def piped(request: Request, wire: asked.Call, model: Model, pipeline: Pipe
         check_on(request)
     answers, writing = await read(request, wire, model, reading), pipeline.write(wire, model)
     if why is None:
-        return await written(request, pipeline.through(wire, model, answers), writing)
-    result = all_of([await anext(answers)], writing)
+        count = len(wire.inputs) if isinstance(wire.inputs, list) else 1
+        return await written(request, pipeline.through(wire, model, answers), writing, count)
+    result = await anext(answers)
     [given] = reading.inputs
     said = await explained(Question(request, wire, model, why), texts(given))
-    return JsonResponse({"result": result, "explanation": said})
+    return await on_thread(lambda: beside(writing, result, said))  # weights are many numbers: not on the event loop
+
+
+def beside(writing: Writing, result: Reply | PolyheadError, explanation: dict[str, Any]) -> Response:
+    """The answer to the one input, and why it is so."""
+    written = items_of(writing, 0, [result])
+    before = b'{"result":%s,"explanation":' % (written if writing.alone else b"[%s]" % written)
+    return Parts([before, dumps_sliced(explanation), b"}"])
 
 
 def texts(given: Input) -> str | tuple[str, str]:
@@ -221,7 +232,7 @@ async def generated(request: Request, wire: asked.GenerateCall, model: Model) ->
         parts = chunks(wire.parameters, model, wire.inputs, answers, continuation.longest)
         return await EventStream.open(events(parts, write_error))
     found = await whole(count, answers)
-    return await spelled(count, lambda: said.write_generate(wire, model, found))
+    return await spelled(sum(map(piece_size, found)), lambda: said.write_generate(wire, model, found))
 
 
 async def rewritten(request: Request, wire: asked.WriteCall, model: Model, field: str) -> Response:
@@ -229,7 +240,7 @@ async def rewritten(request: Request, wire: asked.WriteCall, model: Model, field
     call = f"write-{uuid.uuid4().hex}"
     count, answers = await generating.begun(request, wire, model, asked.read_write(wire, model.customs), call)
     found = await whole(count, answers)
-    return await spelled(count, lambda: said.write_text(wire, field, found))
+    return await spelled(sum(map(piece_size, found)), lambda: said.write_text(wire, field, found))
 
 
 DIALECT = Dialect(

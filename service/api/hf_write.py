@@ -4,7 +4,7 @@ Knows no engine.  The one idea: each text's answer is what a pipeline of transfo
 list for each text, even for a single one, because that is what the service's own clients take apart.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from service.answers import Found, Guessed, Scores, Tagged
@@ -23,23 +23,15 @@ from service.api.hf_wire import (
     ZeroShotCall,
     texts_of,
 )
-from service.api.reading import Writing
+from service.api.reading import Writing, most_labels, most_numbers
 from service.api.stream import float32
 from service.model import Model
 from service.transcript import Piece
 
 
-def first(items: list[Any]) -> Any:
-    return items[0]
-
-
-def every(items: list[Any]) -> Any:
-    return items
-
-
-def around(wire: Call) -> Any:
+def writing(wire: Call, one: Callable[[Any], Any], most: int = 0) -> Writing:
     """One input is answered without a list around it."""
-    return first if wire.is_one else every
+    return Writing(one=one, error=write_error, alone=wire.is_one, most=most)
 
 
 def write_classify(wire: ClassifyCall, model: Model) -> Writing:
@@ -47,24 +39,25 @@ def write_classify(wire: ClassifyCall, model: Model) -> Writing:
 
     def one(reply: Scores) -> Any:
         scores = findings.applied(options.function_to_apply, reply.values)
-        likeliest = findings.ranked(model.labels, scores)[: options.top_k or None]
-        return [each for each in likeliest if each["score"] >= options.threshold]
+        return findings.ranked(model.labels, scores, options.top_k, options.threshold)
 
-    return Writing(one=one, error=write_error)
+    return Writing(one=one, error=write_error, most=most_labels(model.labels, options.top_k))
 
 
 def write_zero_shot(wire: ZeroShotCall, model: Model) -> Writing:  # noqa: ARG001
-    def one(reply: Scores) -> Any:
-        return findings.ranked(wire.parameters.classes, reply.values)
+    classes = wire.parameters.classes
 
-    return Writing(one=one, error=write_error, whole=around(wire))
+    def one(reply: Scores) -> Any:
+        return findings.ranked(classes, reply.values)
+
+    return writing(wire, one, most_labels(classes))
 
 
 def write_label(wire: LabelCall, model: Model) -> Writing:  # noqa: ARG001
     def one(reply: Tagged) -> Any:
-        return [findings.entity(found) for found in reply.entities]
+        return map(findings.entity, reply.entities)
 
-    return Writing(one=one, error=write_error, whole=around(wire))
+    return writing(wire, one)
 
 
 def write_answer(wire: AnswerCall, model: Model) -> Writing:  # noqa: ARG001
@@ -76,21 +69,21 @@ def write_answer(wire: AnswerCall, model: Model) -> Writing:  # noqa: ARG001
             return spans
         return spans[0] if spans else {"score": 0.0, "start": 0, "end": 0, "answer": ""}
 
-    return Writing(one=one, error=write_error, whole=around(wire))
+    return writing(wire, one)
 
 
 def write_fill(wire: FillCall, model: Model) -> Writing:  # noqa: ARG001
     def one(reply: Guessed) -> Any:
         return findings.words(reply.masks)
 
-    return Writing(one=one, error=write_error, whole=around(wire))
+    return writing(wire, one)
 
 
-def write_vector(wire: EmbedCall | LikenessCall, model: Model) -> Writing:  # noqa: ARG001
+def write_vector(wire: EmbedCall | LikenessCall, model: Model) -> Writing:
     def one(reply: Scores) -> Any:
         return float32(reply.values)
 
-    return Writing(one=one, error=write_error, whole=around(wire))
+    return writing(wire, one, most_numbers(model.width if isinstance(wire, EmbedCall) else len(wire.inputs.sentences)))
 
 
 # Generated text

@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from service.api import generating, health
 from service.api.body import received, sized, value_of
-from service.api.dialect import Dialect, about, body, permitted, server, takes
+from service.api.dialect import Dialect, about, body, permitted, server, takes, visit
 from service.api.generating import Answers
 from service.api.oip_tensors import HEADER, Body, split
 from service.api.oip_wire import TAKES, GenerateRequest, InferRequest, TextRequest, columns, read_generate, read_text
@@ -26,17 +26,19 @@ from service.api.oip_write import (
     MODEL_VERSION,
     check_outputs,
     chunk_text,
+    kept,
+    weight,
     write,
     write_error,
     write_model,
     write_server,
     write_text,
 )
-from service.api.reading import MANY, every, read
-from service.api.stream import EventStream, JsonResponse, answer, events
-from service.errors import NotFound
+from service.api.reading import Replies, apart, piece_size, read, size_of
+from service.api.stream import EventStream, JsonResponse, Parts, answer, events
+from service.errors import NotFound, PolyheadError
+from service.headroom import STEP
 from service.model import Model
-from service.outcome import on_thread
 from service.request import Task
 from service.transcript import whole
 
@@ -91,9 +93,8 @@ async def infer(request: Request) -> Response:
         wire = await sized(len(text), lambda: TAKES[model.task].wire.read(value))
         check_outputs(wire, model)
         replies = await replied(request, wire, model, rest)
-        if len(replies) < MANY:
-            return sent(write(wire, model, replies))
-        return sent(await on_thread(partial(write, wire, model, replies)))
+        every, sizes = zip(*replies, strict=True)
+        return sent(await apart(sum(sizes), partial(write, wire, model, every)))
 
     return await answer(request, work())
 
@@ -151,21 +152,39 @@ def named(request: Request, tasks: Collection[Task] = ALL) -> Model:
     return model
 
 
-async def replied(request: Request, wire: InferRequest, model: Model, rest: bytes) -> list[Any]:
-    """The answers to all texts."""
+async def replied(request: Request, wire: InferRequest, model: Model, rest: bytes) -> list[tuple[Any, int]]:
+    """Of each text's answer what is written of it, and about how many numbers take as long to write."""
     found = columns(wire, TAKES[model.task], rest, server(request).settings.max_batch_texts)
     work = wire.parameters.work
     if isinstance(wire, GenerateRequest):
         call = f"infer-{uuid.uuid4().hex}"
         count, answers = await generating.begun(request, work, model, read_generate(wire, found[0]), call)
-        return await whole(count, answers)
-    return await every(await read(request, work, model, asked(wire, found)), object)
+        return [(piece, piece_size(piece)) for piece in await whole(count, answers)]
+    return await all_kept(request, model, await read(request, work, model, asked(wire, found)))
+
+
+async def all_kept(request: Request, model: Model, answers: Replies) -> list[tuple[Any, int]]:
+    """What takes much memory is dropped as the answers come; memory for the rest, and for its JSON, is claimed."""
+    every, claim, size = list[tuple[Any, int]](), visit(request).claim, 0
+    async with aclosing(answers):
+        async for answer in answers:
+            if isinstance(answer, PolyheadError):
+                raise answer
+            numbers = size_of(answer)
+            one = await apart(numbers, partial(kept, model, answer))
+            every.append((one, numbers))
+            size += weight(one)
+            if size > STEP:
+                claim.grow(size, "the answer")
+                size = 0
+    claim.grow(size, "the answer")
+    return every
 
 
 def sent(body: Body) -> Response:
     if not body.binary:
-        return Response(body.content, media_type="application/json")
-    return Response(body.content, headers={HEADER: str(body.json_bytes)}, media_type="application/octet-stream")
+        return Parts([body.content])
+    return Parts([body.content], media_type="application/octet-stream", headers={HEADER: str(body.json_bytes)})
 
 
 DIALECT = Dialect(

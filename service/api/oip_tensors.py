@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from service.api.dialect import quoted
 from service.api.stream import dumps_sliced
@@ -41,7 +42,7 @@ class Tensor:
     name: str
     datatype: Datatype
     shape: tuple[int, ...]
-    values: Sequence[float] | Sequence[str]
+    values: Sequence[float] | Sequence[str] | NDArray[np.float64]
 
     @property
     def raw(self) -> bytes:
@@ -153,7 +154,8 @@ def written(envelope: dict[str, Any], tensors: Sequence[Tensor], binary: frozens
     """A response with `tensors`, those named `binary` after the JSON."""
     raws = {tensor.name: tensor.raw for tensor in tensors if tensor.name in binary}
     outputs = [output(tensor, raws) for tensor in tensors]
-    text = dumps_sliced({**envelope, "outputs": outputs})
+    described = b",".join(map(dumps_sliced, outputs))  # one by one: each may be large
+    text = b'%s,"outputs":[%s]}' % (dumps_sliced(envelope)[:-1], described)
     return Body(b"".join((text, *raws.values())), len(text), bool(raws))
 
 

@@ -5,29 +5,34 @@ JSON, a string a text.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-import orjson
+import numpy as np
+from numpy.typing import NDArray
 
-from service.answers import Found, Guessed, Scores, Tagged
+from service.answers import Found, Guessed, Reply, Scores, Tagged
 from service.api import findings
 from service.api.generation_write import reason, tokens
 from service.api.oip_tensors import Body, Tensor, written
 from service.api.oip_wire import TAKES, InferRequest, TextRequest
+from service.api.stream import dumps_sliced
 from service.errors import BadRequest, PolyheadError
 from service.model import Model
 from service.request import Task
+from service.spans import Answer
 from service.transcript import Piece
 from service.version import VERSION
 
 MODEL_VERSION = "1"  # a name has one model at a time
 EXTENSIONS = ("binary_tensor_data", "generate")
+NUMBER_JSON, STRING_JSON, BESIDE = 64, 5, 256  # bytes for each number, character and text of an answer
 Outputs = Callable[[Model, Sequence[Any]], list[Tensor]]
 
 
-def floats(name: str, rows: Sequence[Sequence[float]]) -> Tensor:
+def floats(name: str, rows: Sequence[NDArray[np.float64]]) -> Tensor:
     """[N, C]"""
-    return Tensor(name, "FP32", (len(rows), len(rows[0])), [value for row in rows for value in row])
+    return Tensor(name, "FP32", (len(rows), len(rows[0])), np.concatenate(rows))
 
 
 def numbers(name: str, values: Sequence[float]) -> Tensor:
@@ -38,41 +43,84 @@ def strings(name: str, values: Sequence[str]) -> Tensor:
     return Tensor(name, "BYTES", (len(values),), values)
 
 
-def spelled(values: Sequence[Any]) -> list[str]:
-    return [orjson.dumps(value).decode() for value in values]
+# What is kept of each text's answer until all are there
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Numbers, and the name of the largest where they are labels'."""
+
+    values: NDArray[np.float64]
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Spelled:
+    """What is found in a text, as JSON; of spans the `best` beside it."""
+
+    text: str
+    best: str = ""
+    score: float = 0.0
+
+
+def kept(model: Model, reply: Reply) -> Row | Spelled:
+    match reply:
+        case Scores(values=values):
+            row = np.asarray(values, np.float64)
+            return Row(row, model.labels[int(row.argmax())] if model.task == "classify" else "")
+        case Tagged(entities=found):
+            return Spelled(spelled(map(findings.entity, found)))
+        case Found(answers=spans):
+            best = spans[0] if spans else Answer("", 0.0, 0, 0)
+            return Spelled(spelled(map(findings.span, spans)), best.text, best.score)
+        case Guessed(masks=masks):
+            return Spelled(spelled(findings.words(masks)))
+        case _:
+            raise AssertionError("a head of this protocol answers otherwise")
+
+
+def weight(one: Row | Spelled) -> int:
+    """Bytes: as it is kept, gathered, and twice as JSON while that is put together."""
+    match one:
+        case Row():
+            return BESIDE + NUMBER_JSON * len(one.values) + STRING_JSON * len(one.label)
+        case Spelled():
+            return BESIDE + STRING_JSON * (len(one.text) + len(one.best))
+
+
+def spelled(value: Any) -> str:
+    return dumps_sliced(value).decode()
 
 
 # What each head says
 
 
-def classified(model: Model, replies: Sequence[Scores]) -> list[Tensor]:
-    best = [model.labels[max(range(len(one.values)), key=one.values.__getitem__)] for one in replies]
-    return [floats("probabilities", [one.values for one in replies]), strings("label", best)]
+def classified(model: Model, rows: Sequence[Row]) -> list[Tensor]:  # noqa: ARG001
+    return [floats("probabilities", [one.values for one in rows]), strings("label", [one.label for one in rows])]
 
 
-def ranked(model: Model, replies: Sequence[Scores]) -> list[Tensor]:  # noqa: ARG001
-    return [numbers("score", [one.values[0] for one in replies])]
+def ranked(model: Model, rows: Sequence[Row]) -> list[Tensor]:  # noqa: ARG001
+    return [numbers("score", [float(one.values[0]) for one in rows])]
 
 
-def embedded(model: Model, replies: Sequence[Scores]) -> list[Tensor]:  # noqa: ARG001
-    return [floats("embedding", [one.values for one in replies])]
+def embedded(model: Model, rows: Sequence[Row]) -> list[Tensor]:  # noqa: ARG001
+    return [floats("embedding", [one.values for one in rows])]
 
 
-def labelled(model: Model, replies: Sequence[Tagged]) -> list[Tensor]:  # noqa: ARG001
-    return [strings("entities", spelled([[findings.entity(each) for each in one.entities] for one in replies]))]
+def labelled(model: Model, found: Sequence[Spelled]) -> list[Tensor]:  # noqa: ARG001
+    return [strings("entities", [one.text for one in found])]
 
 
-def answered(model: Model, replies: Sequence[Found]) -> list[Tensor]:  # noqa: ARG001
-    best = [one.answers[0] if one.answers else None for one in replies]
+def answered(model: Model, found: Sequence[Spelled]) -> list[Tensor]:  # noqa: ARG001
     return [
-        strings("answers", spelled([[findings.span(each) for each in one.answers] for one in replies])),
-        strings("answer", [one.text if one else "" for one in best]),
-        numbers("score", [one.score if one else 0.0 for one in best]),
+        strings("answers", [one.text for one in found]),
+        strings("answer", [one.best for one in found]),
+        numbers("score", [one.score for one in found]),
     ]
 
 
-def filled(model: Model, replies: Sequence[Guessed]) -> list[Tensor]:  # noqa: ARG001
-    return [strings("words", spelled([findings.words(one.masks) for one in replies]))]
+def filled(model: Model, found: Sequence[Spelled]) -> list[Tensor]:  # noqa: ARG001
+    return [strings("words", [one.text for one in found])]
 
 
 def generated(model: Model, replies: Sequence[Piece]) -> list[Tensor]:  # noqa: ARG001

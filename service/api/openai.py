@@ -7,13 +7,15 @@ import time
 import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
+import orjson
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
+from service.answers import Reply
 from service.api import generating
 from service.api.alike import write_error
 from service.api.dialect import Dialect, about, body, permitted, server, several, takes, visit
@@ -33,19 +35,23 @@ from service.api.openai_write import (
     Call,
     chunk_completion,
     chunk_usage,
+    spelled_base64,
+    spelled_float,
     usage,
     write_completion,
-    write_embeddings,
     write_model,
     write_models,
 )
-from service.api.reading import scores, spelled
+from service.api.reading import FEW, Writing, body_of, most_numbers, piece_size, read, spelled
 from service.api.stream import EventStream, JsonResponse, answer, events
 from service.conversation import Utterances, silent, whole_utterances
+from service.errors import PolyheadError
+from service.model import Model
 from service.prompts import Continuation
 from service.request import Task
 from service.transcript import Drawn, Usage, whole
 
+BESIDE = 64  # bytes of an embedding's object beside its numbers
 DONE = b"data: [DONE]\n\n"
 router = APIRouter(tags=["OpenAI"])
 
@@ -74,8 +80,8 @@ async def complete(request: Request, wire: CompletionRequest) -> Response:
         model, tokens = permitted(request).resolve(call.model, ["generate"]), [drawn.id for drawn in pieces[0].drawn]
         asked_why = Question(request, wire, model, why)
         explanation = await explained_writing(asked_why, several(wire.prompt)[0], tokens)
-        return JsonResponse(told() | {"explanation": explanation})
-    return await spelled(len(pieces), told)
+        return await spelled(FEW + 1, lambda: told() | {"explanation": explanation})
+    return await spelled(sum(map(piece_size, pieces)), told)
 
 
 async def echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:
@@ -150,6 +156,29 @@ async def chat_chunks(call: Call, utterances: Utterances) -> AsyncGenerator[dict
         yield chunk_usage(call, "chat.completion.chunk", chat_usage(cost, thought))
 
 
+@dataclass(frozen=True)
+class Embeddings(Writing):
+    """Each says where in the list it is.  One that fails ends the call."""
+
+    def item(self, index: int, reply: Reply | PolyheadError) -> Any:
+        if isinstance(reply, PolyheadError):
+            raise reply
+        return {"object": "embedding", "index": index, "embedding": self.one(reply)}
+
+
+def write_embeddings(model: Model, encoding: Literal["float", "base64"]) -> Embeddings:
+    spelled = spelled_base64 if encoding == "base64" else spelled_float
+    most = BESIDE + most_numbers(model.width)
+    return Embeddings(one=lambda reply: spelled(reply.values), error=write_error, most=most)
+
+
+def around_embeddings(model: str, tokens: int) -> tuple[bytes, bytes]:
+    """JSON before and after the embeddings and their list's commas."""
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    after = orjson.dumps({"model": model, "usage": usage})[1:]
+    return b'{"object":"list","data":[', b"]," + after
+
+
 @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest), summary="Texts as vectors.")
 async def embeddings(request: Request) -> Response:
     wire = await body(request, EmbeddingRequest)
@@ -158,8 +187,10 @@ async def embeddings(request: Request) -> Response:
 
 async def embed(request: Request, wire: EmbeddingRequest) -> Response:
     model = about(request, permitted(request).resolve(wire.model, ["embed"]))
-    vectors = await scores(request, wire, model, read_embedding(wire))
-    return await spelled(len(vectors), lambda: write_embeddings(wire.model, wire.encoding_format, vectors))
+    asked = read_embedding(wire)
+    writing = write_embeddings(model, wire.encoding_format)
+    found = await body_of(request, await read(request, wire, model, asked), writing, len(asked.inputs))
+    return found.response(*around_embeddings(wire.model, found.prompt_tokens))
 
 
 @router.get("/v1/models", summary="What is served and ready.")

@@ -8,12 +8,11 @@ import base64
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.answers import Scores
 from service.api.stream import float32
 from service.api.tasks import introduced
 from service.model import Model
@@ -112,21 +111,6 @@ def usage(cost: Usage) -> dict[str, Any]:
         "completion_tokens": cost.completion_tokens,
         "total_tokens": cost.prompt_tokens + cost.completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cost.cached_tokens},
-    }
-
-
-def write_embeddings(model: str, encoding: Literal["float", "base64"], answers: Sequence[Scores]) -> dict[str, Any]:
-    spelled = spelled_base64 if encoding == "base64" else spelled_float
-    data = [
-        {"object": "embedding", "index": index, "embedding": spelled(answer.values)}
-        for index, answer in enumerate(answers)
-    ]
-    tokens = sum(answer.usage.prompt_tokens for answer in answers)
-    return {
-        "object": "list",
-        "data": data,
-        "model": model,
-        "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
     }
 
 

@@ -28,7 +28,7 @@ from service.api.dialect import (
     permitted,
     takes,
 )
-from service.api.reading import every, read, spelled
+from service.api.reading import every, read, size_of, spelled
 from service.api.stream import answer
 from service.errors import PolyheadError
 from service.inputs import Reading
@@ -112,7 +112,7 @@ async def ranked(request: Request, wire: RerankRequest) -> Response:
         values = [found.values[0] for found in answers] if model.task == "rank" else cosines(answers)
         return write_rerank(wire, values, sum(found.usage.prompt_tokens for found in answers))
 
-    return await spelled(len(answers), told)
+    return await spelled(sum(map(size_of, answers)), told)
 
 
 DIALECT = Dialect(

@@ -20,7 +20,7 @@ from service.api.security import Keys
 from service.api.served import Served
 from service.api.visit import Visit
 from service.change import Change
-from service.headroom import NUMBER, UNBOUNDED, Headroom
+from service.headroom import UNBOUNDED, Headroom
 from service.metrics import Metrics, Watched
 from service.model import Known, Model, State, concerning
 from service.request import Explain, Generate, Request
@@ -89,7 +89,6 @@ class Server:
         with concerning(model):
             visit.hurry()
             self.admission.check_tokens(visit.owner, tokens_of(requests))
-            visit.claim.grow(NUMBER * numbers(model, requests), "the answer")
         return self._submit(visit, model, requests)
 
     async def submit_call(self, visit: Visit, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]:
@@ -103,7 +102,6 @@ class Server:
         sources, whole = list[EventSource](), False
         try:
             with concerning(model), self.admission.reserved(visit.owner, tokens_of(requests)) as submitted:
-                visit.claim.grow(NUMBER * numbers(model, requests), "the answer")
                 for some in slices_of(requests):
                     visit.hurry()
                     sources += self._submit(visit, model, some)
@@ -192,16 +190,3 @@ def slices_of(requests: Sequence[Request]) -> Iterator[Sequence[Request]]:
 def group_of(request: Request) -> str:
     """Its group, or itself."""
     return (request.group if isinstance(request, Generate) else "") or request.id
-
-
-def numbers(model: Model, requests: Sequence[Request]) -> int:
-    """Of an answer of numbers, about how many there are; an answer in words has none."""
-    match model.task:
-        case "embed":
-            return len(requests) * model.width
-        case "tag":
-            return sum(request.prompt_tokens for request in requests) * len(model.labels)
-        case "classify" | "rank":
-            return len(requests) * max(len(model.labels), 1)
-        case _:
-            return 0

@@ -7,8 +7,9 @@ produces the answer (a coroutine is cancelled, a generator closed) is all that i
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from itertools import islice
 from typing import Any, Self
 
 import numpy as np
@@ -22,8 +23,10 @@ from service.errors import ClientGone, PolyheadError
 from service.outcome import crash
 from service.slices import sliced
 
+NO_HEADERS: Mapping[str, str] = {}
 NUMBERS = orjson.OPT_SERIALIZE_NUMPY
 SILENCE_S = 10
+SENT = 1 << 18  # bytes of an answer that are sent at a time
 MOST_NUMBERS, MOST_OBJECTS = 1 << 12, 16  # that are written as JSON in one go, beside other threads
 
 
@@ -41,13 +44,42 @@ class JsonResponse(Response):
         return orjson.dumps(content, option=NUMBERS)
 
 
+class Parts(Response):
+    """A body that was written in `parts`.  They are sent as the client reads them, and never joined."""
+
+    def __init__(
+        self, parts: Sequence[bytes], media_type: str = "application/json", headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        size = sum(map(len, parts))
+        self.parts = [b"".join(parts)] if size <= SENT else parts
+        self.status_code, self.background = 200, None
+        self.media_type = media_type
+        self.init_headers({"content-length": str(size), **headers})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self.parts:
+            for start in range(0, len(part), SENT):
+                await send({"type": "http.response.body", "body": part[start : start + SENT], "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
 def dumps_sliced(content: Any) -> bytes:
-    """The same JSON, made a part at a time: no other thread runs while orjson makes one."""
+    """The same JSON, made a part at a time: no other thread runs while orjson makes one.
+
+    An iterator is written as a list; each of its items is dropped once it is written.
+    """
     match content:
+        case Iterator():
+            parts = iter(lambda: list(islice(content, MOST_OBJECTS)), [])
+            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMBERS)[1:-1] for each in parts)
         case dict():
             return b"{%s}" % b",".join(orjson.dumps(key) + b":" + dumps_sliced(value) for key, value in content.items())
         case np.ndarray(ndim=2) if content.size > MOST_NUMBERS:
             return dumps_sliced(list(content))
+        case np.ndarray(ndim=1) if content.size > MOST_NUMBERS:
+            pieces = (content[start : start + MOST_NUMBERS] for start in range(0, content.size, MOST_NUMBERS))
+            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMBERS)[1:-1] for each in pieces)
         case [list() | np.ndarray(), *_]:
             return b"[%s]" % b",".join(map(dumps_sliced, content))
         case [first, *_]:
@@ -99,11 +131,12 @@ def named(content: Any) -> bytes:
 
 
 def line(content: Any) -> bytes:
-    return orjson.dumps(content, option=NUMBERS) + b"\n"
+    """JSON that is written already stays as it is."""
+    return (content if isinstance(content, bytes) else orjson.dumps(content, option=NUMBERS)) + b"\n"
 
 
 async def events(
-    items: AsyncGenerator[Mapping[str, Any], None],
+    items: AsyncGenerator[Any, None],
     error: Callable[[PolyheadError], Mapping[str, Any]],
     last: bytes = b"",
     spell: Callable[[Any], bytes] = event,

@@ -14,8 +14,8 @@ from service.answers import Scores
 from service.api import tokens
 from service.api.body import received, sized, value_of
 from service.api.dialect import Dialect, Wire, about, body, permitted, server, takes, visit
-from service.api.reading import every, read, spelled, written
-from service.api.stream import JsonResponse, answer
+from service.api.reading import every, read, size_of, spelled, written
+from service.api.stream import JsonResponse, Parts, answer
 from service.api.tei_wire import (
     DecodeRequest,
     EmbedAllRequest,
@@ -34,7 +34,6 @@ from service.api.tei_wire import (
 )
 from service.api.tei_write import (
     STATES,
-    VECTORS,
     WEIGHTS,
     status,
     write_error,
@@ -42,6 +41,7 @@ from service.api.tei_write import (
     write_predict,
     write_rerank,
     write_tokenize,
+    write_vectors,
 )
 from service.model import Model
 from service.outcome import on_thread
@@ -83,27 +83,27 @@ def named(request: Request, tasks: Collection[Task]) -> Model:
 @posted("/predict", PredictRequest, "The labels of texts, likeliest first.")
 async def predict(request: Request, wire: PredictRequest) -> Response:
     model = named(request, CLASSIFIERS)
-    answers = await read(request, wire, model, read_predict(wire))
-    return await written(request, answers, write_predict(model.labels, wire))
+    asked = read_predict(wire)
+    answers = await read(request, wire, model, asked)
+    return await written(request, answers, write_predict(model.labels, wire), len(asked.inputs))
 
 
 @posted("/embed", EmbedRequest, "Texts as vectors.")
 async def embed(request: Request, wire: EmbedRequest) -> Response:
-    return await written(request, await read(request, wire, named(request, EMBEDDERS), read_embed(wire)), VECTORS)
+    model, asked = named(request, EMBEDDERS), read_embed(wire)
+    return await written(request, await read(request, wire, model, asked), write_vectors(model), len(asked.inputs))
 
 
 @posted("/embed_all", EmbedAllRequest, "Texts as a vector for each token.")
 async def embed_all(request: Request, wire: EmbedAllRequest) -> Response:
-    return await written(
-        request, await read(request, wire, named(request, EMBEDDERS), read_form(wire, "tokens")), STATES
-    )
+    model, asked = named(request, EMBEDDERS), read_form(wire, "tokens")
+    return await written(request, await read(request, wire, model, asked), STATES, len(asked.inputs))
 
 
 @posted("/embed_sparse", EmbedSparseRequest, "Texts as weights of words, by a model that fills in masks (SPLADE).")
 async def embed_sparse(request: Request, wire: EmbedSparseRequest) -> Response:
-    return await written(
-        request, await read(request, wire, named(request, WEIGHERS), read_form(wire, "words")), WEIGHTS
-    )
+    model, asked = named(request, WEIGHERS), read_form(wire, "words")
+    return await written(request, await read(request, wire, model, asked), WEIGHTS, len(asked.inputs))
 
 
 @posted("/rerank", RerankRequest, "Texts by how well they answer a query.")
@@ -116,13 +116,13 @@ async def rerank(request: Request, wire: RerankRequest) -> Response:
         ranks = [answer.values[0] for answer in answers] if model.task == "rank" else cosines(answers)
         return write_rerank(wire, ranks)
 
-    return await spelled(len(answers), told)
+    return await spelled(sum(map(size_of, answers)), told)
 
 
 @posted("/similarity", SimilarityRequest, "How alike a text and others are: the cosine of their vectors.")
 async def similarity(request: Request, wire: SimilarityRequest) -> Response:
     answers = await every(await read(request, wire, named(request, EMBEDDERS), read_similarity(wire)), Scores)
-    return await spelled(len(answers), lambda: cosines(answers))
+    return await spelled(sum(map(size_of, answers)), lambda: cosines(answers))
 
 
 LISTED = 600  # bytes for each token that is listed: as the library has it, as an object, and as it is written
@@ -149,7 +149,7 @@ async def tokenized(request: Request, wire: TokenizeRequest) -> Response:
         encodings = await server(request).text.tokens(model, texts, special=special, terms=terms)
     visit(request).claim.grow(LISTED * sum(map(len, encodings)), "the list of tokens")
     # a long text has as many entries as tokens: not on the event loop
-    return await on_thread(lambda: Response(write_tokenize(texts, encodings), media_type=JsonResponse.media_type))
+    return await on_thread(lambda: Parts(write_tokenize(texts, encodings)))
 
 
 @posted("/decode", DecodeRequest, "Tokens as texts.")
@@ -157,7 +157,7 @@ async def decode(request: Request, wire: DecodeRequest) -> Response:
     model = named(request, described_by_default(request))
     texts = server(request).text.decoded(model, wire.rows, plain=wire.skip_special_tokens, terms=visit(request).terms)
     found = await texts
-    return await spelled(len(found), lambda: found)
+    return await spelled(len(found) + sum(map(len, found)) // 8, lambda: found)
 
 
 @router.get("/info", summary="What the model is, and the limits of the server.")

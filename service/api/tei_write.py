@@ -1,16 +1,15 @@
 """How text-embeddings-inference answers.  Its token offsets count bytes of UTF-8."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any
 
-import orjson
-
 from models.tokenizer import Encoding
+from service.api.findings import ranked
 from service.api.generation_wire import MOST_TRIES
 from service.api.options import MOST_STOPS
-from service.api.reading import Writing
-from service.api.stream import float32
+from service.api.reading import Writing, most_labels, most_numbers
+from service.api.stream import dumps_sliced, float32
 from service.api.tei_wire import PredictRequest, RerankRequest, is_one
 from service.errors import (
     BadRequest,
@@ -62,17 +61,12 @@ def status(error: PolyheadError) -> int:
 
 
 def write_predict(labels: Sequence[str], wire: PredictRequest) -> Writing:
-    alone = is_one(wire)
     return Writing(
-        one=lambda answer: predictions(labels, answer.values),
-        whole=lambda items: items[0] if alone else items,
+        one=lambda answer: ranked(labels, answer.values),
+        alone=is_one(wire),
+        most=most_labels(labels),
         error=write_error,
     )
-
-
-def predictions(labels: Sequence[str], values: Sequence[float]) -> list[dict[str, Any]]:
-    named = [{"score": value, "label": label} for label, value in zip(labels, values, strict=True)]
-    return sorted(named, key=lambda prediction: -prediction["score"])
 
 
 def write_rerank(wire: RerankRequest, values: Sequence[float]) -> list[dict[str, Any]]:
@@ -83,22 +77,23 @@ def write_rerank(wire: RerankRequest, values: Sequence[float]) -> list[dict[str,
     return sorted(ranks, key=lambda rank: -rank["score"])
 
 
-def write_tokenize(texts: Sequence[str], encodings: Sequence[Encoding]) -> bytes:
-    """As JSON, a text at a time: the objects of all of them would take several times the memory."""
-    lists = (orjson.dumps(tokens(text, encoding)) for text, encoding in zip(texts, encodings, strict=True))
-    return b"[%s]" % b",".join(lists)
+def write_tokenize(texts: Sequence[str], encodings: Sequence[Encoding]) -> list[bytes]:
+    """JSON, in parts: a list of tokens for each text."""
+    parts = list[bytes]()
+    for each in zip(texts, encodings, strict=True):
+        parts += (b"," if parts else b"[", dumps_sliced(tokens(*each)))
+    return [*parts, b"]"] if parts else [b"[]"]
 
 
-def tokens(text: str, encoding: Encoding) -> list[dict[str, Any]]:
+def tokens(text: str, encoding: Encoding) -> Iterator[dict[str, Any]]:
     borders = [0, *accumulate(len(char.encode()) for char in text)]  # characters to bytes
-    last, written = len(text), []
+    last = len(text)
     for id, piece, special, (start, stop) in zip(
         encoding.ids, encoding.pieces, encoding.special, encoding.offsets, strict=True
     ):
         start, stop = min(start, last), min(stop, last)  # a suffix of the vocabulary's own is no part of the text
         place = {"start": None, "stop": None} if special else {"start": borders[start], "stop": borders[stop]}
-        written.append({"id": id, "text": piece if special else text[start:stop], "special": special, **place})
-    return written
+        yield {"id": id, "text": piece if special else text[start:stop], "special": special, **place}
 
 
 def write_info(model: Model, settings: Settings) -> dict[str, Any]:
@@ -156,8 +151,11 @@ def model_type(model: Model) -> dict[str, Any]:
             return {"mask_filler": {}}
 
 
-VECTORS = Writing(one=lambda answer: float32(answer.values), error=write_error)
+def write_vectors(model: Model) -> Writing:
+    return Writing(one=lambda answer: float32(answer.values), error=write_error, most=most_numbers(model.width))
+
+
 STATES = Writing(one=lambda answer: float32(answer.rows), error=write_error)  # [T, W]
 WEIGHTS = Writing(
-    one=lambda answer: [{"index": token, "value": weight} for token, weight in answer.words], error=write_error
+    one=lambda answer: ({"index": token, "value": weight} for token, weight in answer.words), error=write_error
 )

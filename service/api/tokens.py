@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from service.api.dialect import MOST_IDS, TokenId, Wire, about, at_most, body, permitted, server, takes, visit
 from service.api.openai_wire import ChatRequest, read_chat
-from service.api.stream import JsonResponse, answer
+from service.api.stream import JsonResponse, Parts, answer, dumps_sliced
 from service.model import Model
 from service.outcome import on_thread
 from service.prompts import Chat
@@ -61,7 +61,7 @@ async def tokenized(request: Request, wire: Prompted) -> Response:
     with visit(request).tokenising():
         _, ids = await prompted(request, model, wire)
     # a long text has as many entries as tokens: not on the event loop
-    return await on_thread(lambda: JsonResponse(write_tokens(model, wire, ids)))
+    return await on_thread(lambda: Parts([dumps_sliced(write_tokens(model, wire, ids))]))
 
 
 async def prompted(request: Request, model: Model, wire: Prompted) -> tuple[str, list[int]]:
@@ -108,4 +108,4 @@ async def templated(request: Request, wire: ConversationRequest) -> Response:
     model = about(request, permitted(request).resolve(wire.model, ["generate"]))
     with visit(request).tokenising():
         text, ids = await prompted(request, model, wire)
-    return await on_thread(lambda: JsonResponse({"prompt": text, **write_tokens(model, wire, ids)}))
+    return await on_thread(lambda: Parts([dumps_sliced({"prompt": text, **write_tokens(model, wire, ids)})]))
