@@ -13,7 +13,7 @@ from models.errors import EncodingError
 from models.tokenizer import Encoding, Text, check_well_formed
 from service.entities import Aggregation
 from service.errors import AnswerTooLarge, BadRequest, EmptyInput, TooLong, TooMany
-from service.limits import check_characters, known_tokens, place
+from service.limits import check_characters, cut, known_tokens, place
 from service.model import Model
 from service.request import Encode, Form, Task, Terms
 from service.slices import Lazy, sliced
@@ -60,6 +60,7 @@ class Reading:
     prompt: str = ""  # the name of what is put before each text
     truncate: Literal["", "left", "right"] = ""  # the end that may be cut off; empty: too long is an error
     windows: Windows | None = None  # read what is too long in these
+    most_windowed: int = MOST_WINDOWED  # tokens of the windows of all inputs
     cure: str = ""  # how that is asked for, for messages
     form: Form = ""  # as in Encode, and the next three
     raw: bool = False
@@ -132,12 +133,11 @@ def read_inputs(
     call: str,
     terms: Terms,
     check: Callable[[], None] = whatever,
-    most_windowed: int = MOST_WINDOWED,
 ) -> list[Read | BadRequest]:
     """What each input is, or what is wrong with it; raised, unless the others are wanted without it.
 
     Ids are taken as they are, special tokens included.  `check` is called between slices of the texts, and ends the
-    work by raising.  Raises TooMany where the windows of all inputs have more than `most_windowed` tokens, or where
+    work by raising.  Raises TooMany where the windows of all inputs have more than `asked.most_windowed` tokens, or where
     the words for their masks would be too long an answer, and AnswerTooLarge where the vectors of their tokens would.
     """
     how, attempt = request_for(model, asked, terms), kept if asked.partial else raised
@@ -154,28 +154,28 @@ def read_inputs(
             found.append(attempt(partial(read_input, model, asked, index, rows, mine)))
         else:
             found.append(error)
-    check_call(model, asked, [read for read in found if isinstance(read, Read)], most_windowed)
+    check_call(model, asked, [read for read in found if isinstance(read, Read)])
     return found
 
 
-def check_call(model: Model, asked: Reading, reads: Sequence[Read], most_windowed: int) -> None:
+def check_call(model: Model, asked: Reading, reads: Sequence[Read]) -> None:
     """Raises TooMany or AnswerTooLarge for what each input may have and all of one call together may not."""
     if asked.windows is not None:
-        check_windows(asked, reads, most_windowed)
+        check_windows(asked, reads)
     if asked.form == "tokens":
         check_vectors(model, asked, reads)
     if asked.form == "" and model.task == "fill":
         check_words(model, asked, reads)
 
 
-def check_windows(asked: Reading, reads: Sequence[Read], most: int) -> None:
+def check_windows(asked: Reading, reads: Sequence[Read]) -> None:
     several = [read.requests for read in reads if len(read.requests) > 1]
     count = sum(map(len, several))
     tokens = sum(len(requests) * len(requests[0].tokens) for requests in several)
-    if tokens > most:
+    if tokens > asked.most_windowed:
         message = (
-            f"{asked.field}: would be read in {count} windows of {tokens} tokens together, at most {most} tokens a "
-            "call are read in windows (max_tokens_in_flight); let windows share less, or send fewer inputs"
+            f"{asked.field}: would be read in {count} windows of {tokens} tokens together, at most "
+            f"{asked.most_windowed} tokens a call are read in windows (max_tokens_in_flight); let windows share less, or send fewer inputs"
         )
         raise TooMany(message, param=asked.field)
 
@@ -380,24 +380,3 @@ def windows(texts: Sequence[int | None], limit: int, overlap: int, *, last: int,
         message = f"{where}: would be read in {count} windows, at most {MOST_WINDOWS} are read; let them share less"
         raise BadRequest(message, param=where)
     return Lazy(count, lambda number: sorted((*beside, *long[number * step : (number + 1) * step + overlap])))
-
-
-def cut(special: Sequence[bool], limit: int, *, side: Literal["left", "right"], pair: bool) -> list[int]:
-    """At most `limit` rows: special tokens stay, texts lose tokens at `side`, of a pair the longer first."""
-    content = [row for row, is_special in enumerate(special) if not is_special]
-    # the two texts of a pair have special tokens between them
-    border = next((n for n in range(1, len(content)) if content[n] != content[n - 1] + 1), len(content)) if pair else 0
-    texts = content[:border], content[border:]
-    lengths = shares(len(texts[0]), len(texts[1]), max(0, limit - (len(special) - len(content))))
-    kept = [row for row, is_special in enumerate(special) if is_special]
-    for text, length in zip(texts, lengths, strict=True):
-        kept += text[:length] if side == "right" else text[len(text) - length :]
-    return sorted(kept)
-
-
-def shares(first: int, second: int, budget: int) -> tuple[int, int]:
-    """How much of two lengths fits into `budget` when the longer gives first, and both give evenly after that."""
-    if first + second <= budget:
-        return first, second
-    shorter = min(first, second, budget // 2)
-    return (shorter, budget - shorter) if first <= second else (budget - shorter, shorter)

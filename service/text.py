@@ -116,8 +116,8 @@ class Text:
         with concerning(model):
             self._check_count(asked.field, len(asked.inputs))
             work = Job(asked.field, sum(map(length, asked.inputs)), terms.deadline)
-            most = self._window_limit
-            return await self._run(model, work, lambda: read_inputs(model, asked, call, terms, work.check, most))
+            bounded = replace(asked, most_windowed=self._window_limit)
+            return await self._run(model, work, lambda: read_inputs(model, bounded, call, terms, work.check))
 
     async def tokens(
         self, model: Model, texts: Sequence[str], *, special: bool, deadline: float = math.inf

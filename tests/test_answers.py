@@ -157,15 +157,21 @@ def test_a_text_may_be_too_long(tagger: Case, finder: Case) -> None:
 
 def test_the_windows_of_one_call_are_bounded_together(tagger: Case) -> None:
     """Each input alone has few enough; and those that fit in one window do not count."""
-    long = Reading(field="inputs", inputs=("a " * 900, "a " * 900, "short"), windows=Windows(overlap=61), partial=True)
+    long = Reading(
+        field="inputs",
+        inputs=("a " * 900, "a " * 900, "short"),
+        windows=Windows(overlap=61),
+        partial=True,
+        most_windowed=100_000,
+    )
     with pytest.raises(
         TooMany, match=r"^inputs: would be read in 1678 windows of 107392 tokens together, at most 10"
     ) as e:
-        read_inputs(tagger.model, long, "call", UNCONDITIONAL, most_windowed=100_000)
+        read_inputs(tagger.model, long, "call", UNCONDITIONAL)
     assert e.value.param == "inputs"
     one = replace(long, inputs=("a " * 900, *["a fox"] * 20_000))
-    assert len(read_inputs(tagger.model, one, "call", UNCONDITIONAL, most_windowed=100_000)) == 20_001
-    many = replace(long, inputs=("a " * 900,) * 5)
+    assert len(read_inputs(tagger.model, one, "call", UNCONDITIONAL)) == 20_001
+    many = Reading(field="inputs", inputs=("a " * 900,) * 5, windows=long.windows)
     with pytest.raises(TooMany, match="at most 262144 tokens a call"):
         read_inputs(tagger.model, many, "call", UNCONDITIONAL)
 
