@@ -7,10 +7,11 @@ the engine has few of them at a time, so that what others ask waits for some ste
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from models.tokenizer import TokenizerError
 from service.entities import Entity, Tagging, entities, merged
-from service.errors import Overloaded, PolyheadError, StepFailed
+from service.errors import AnswerTooLarge, Overloaded, PolyheadError, StepFailed
 from service.inputs import Read, Reading
 from service.model import Model
 from service.outcome import on_thread
@@ -29,6 +30,7 @@ from service.transcript import EventSource, Submit, Usage
 from service.zero_shot import softmax
 
 T = TypeVar("T")
+MOST_WEIGHTS = 1 << 19  # of the words of all texts of one call
 PAUSE_S = 0.1  # until a call that was begun asks again whether there is room for the rest
 
 
@@ -103,7 +105,8 @@ async def replies(
     is raised and ends all; where the others are wanted without it, it stands in the place of an answer.  Closing the
     generator aborts what is under way.
     """
-    requests = [request for read in reads if isinstance(read, Read) for request in read.requests]
+    requests = (request for read in reads if isinstance(read, Read) for request in read.requests)
+    weights = 0
     async with aclosing(under_way(requests, submit, ahead)) as sources:
         async for read in spaced(reads):
             if isinstance(read, PolyheadError):
@@ -114,15 +117,25 @@ async def replies(
             if failed and not asked.partial:
                 raise failed[0]
             events = [outcome for outcome in outcomes if not isinstance(outcome, PolyheadError)]
-            yield failed[0] if failed else await reply(model, asked, read, events)
+            found = failed[0] if failed else await reply(model, asked, read, events)
+            weights += len(found.words) if isinstance(found, Weighed) else 0
+            check_weights(asked, weights)
+            yield found
 
 
-async def under_way(requests: Sequence[Encode], submit: Submit, ahead: int) -> AsyncGenerator[EventSource, None]:
-    """The sources of `requests`, in their order: the rest is submitted as those before are done with."""
-    waiting, begun = deque(requests), deque[tuple[int, EventSource]]()
+def check_weights(asked: Reading, count: int) -> None:
+    """Raises AnswerTooLarge.  How many words a text is about is known once it is computed."""
+    if count > MOST_WEIGHTS:
+        message = f"{asked.field}: the answer has more than {MOST_WEIGHTS} weights of words; send fewer inputs"
+        raise AnswerTooLarge(message, param=asked.field)
+
+
+async def under_way(requests: Iterable[Encode], submit: Submit, ahead: int) -> AsyncGenerator[EventSource, None]:
+    """The sources of `requests`, in their order: the rest is submitted, and made, as those before are done with."""
+    waiting, begun = Waiting(requests), deque[tuple[int, EventSource]]()
     first = True
     try:
-        while waiting or begun:
+        while waiting.head is not None or begun:
             some = next_of(waiting, ahead, sum(tokens for tokens, _ in begun))
             try:
                 begun += zip((len(request.tokens) for request in some), submit(some), strict=True) if some else ()
@@ -133,7 +146,7 @@ async def under_way(requests: Sequence[Encode], submit: Submit, ahead: int) -> A
             except Overloaded:
                 if first:
                     raise
-                waiting.extendleft(reversed(some))  # it is others who hold the room
+                waiting.put_back(some)  # it is others who hold the room
                 if not begun:
                     await asyncio.sleep(PAUSE_S)
                     continue
@@ -143,15 +156,35 @@ async def under_way(requests: Sequence[Encode], submit: Submit, ahead: int) -> A
         run_sliced(lambda one: one[1].close(), begun)
 
 
-def next_of(waiting: deque[Encode], ahead: int, taken: int) -> list[Encode]:
+class Waiting:
+    """Requests that are not submitted yet, made one at a time.  `head`: the next one, None at the end."""
+
+    def __init__(self, requests: Iterable[Encode]) -> None:
+        self._rest = iter(requests)
+        self.head = next(self._rest, None)
+
+    def take(self) -> Encode:
+        taken = self.head
+        assert taken is not None, "there is a next one"
+        self.head = next(self._rest, None)
+        return taken
+
+    def put_back(self, requests: Sequence[Encode]) -> None:
+        self._rest = chain(requests, () if self.head is None else (self.head,), self._rest)
+        self.head = next(self._rest, None)
+
+
+def next_of(waiting: Waiting, ahead: int, taken: int) -> list[Encode]:
     """Those taken from the head of `waiting` that fit beside `taken` of `ahead` tokens, once half of these are free;
     SLICE at most."""
     some: list[Encode] = []
     room = ahead - taken
     if taken and room < ahead // 2:
         return some
-    while waiting and len(some) < SLICE and (len(waiting[0].tokens) <= room or not (taken or some)):
-        some.append(waiting.popleft())
+    while len(some) < SLICE and waiting.head is not None:
+        if len(waiting.head.tokens) > room and (taken or some):
+            break
+        some.append(waiting.take())
         room -= len(some[-1].tokens)
     return some
 

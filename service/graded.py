@@ -24,8 +24,8 @@ from models.explain.reading import last, vector
 from models.heads import Pooler, SequenceHead
 from models.seq2seq import Seq2Seq
 from models.tokenizer import Encoding
-from service.inputs import cut
 from service.labelled import Row
+from service.limits import cut
 from service.spans import Asking, Window, answers
 
 RIGHT, LOSS, LIKENESS = "accuracy", "cross-entropy", "Spearman"

@@ -12,15 +12,19 @@ from typing import Literal, TypeGuard, TypeVar
 from models.errors import EncodingError
 from models.tokenizer import Encoding, Text, check_well_formed
 from service.entities import Aggregation
-from service.errors import BadRequest, EmptyInput, TooLong
-from service.limits import check_characters, known_tokens, place
+from service.errors import AnswerTooLarge, BadRequest, EmptyInput, TooLong, TooMany
+from service.limits import check_characters, cut, known_tokens, place
 from service.model import Model
 from service.request import Encode, Form, Task, Terms
-from service.slices import sliced
+from service.slices import Lazy, sliced
 from service.spans import Asking
 
 MOST_WINDOWS = 1000  # of one input
+MOST_WINDOWED = 1 << 18  # tokens of all windows of one call, unless the caller passes another bound
 MOST_WORDS = 10_000  # told for the masks of one input
+MOST_CHARACTERS = 1 << 24  # of the words for all masks of one call, each with its whole text
+WORD = 100  # characters of the answer for each word, beside its text
+MOST_NUMBERS = 1 << 24  # of the vectors of all tokens of one call
 BATCH = 32  # texts that are tokenised, or tokens made texts, before the deadline is looked at again
 NAMED = 5  # tokens named in a message
 LONGEST_QUOTE = 60  # characters of a word that one repeats
@@ -56,6 +60,7 @@ class Reading:
     prompt: str = ""  # the name of what is put before each text
     truncate: Literal["", "left", "right"] = ""  # the end that may be cut off; empty: too long is an error
     windows: Windows | None = None  # read what is too long in these
+    most_windowed: int = MOST_WINDOWED  # tokens of the windows of all inputs
     cure: str = ""  # how that is asked for, for messages
     form: Form = ""  # as in Encode, and the next three
     raw: bool = False
@@ -77,12 +82,13 @@ class Reading:
 class Read:
     """An input as requests, one for each of its windows, or for each order of a pair.
 
-    `parts` are the windows' tokens, where what is answered is told of tokens.
+    `parts` are the windows' tokens, where what is answered is told of tokens.  Of several windows, requests and parts
+    are made each time they are read: windows that share most of their tokens take far more memory than the text.
     """
 
     given: Input
-    requests: tuple[Encode, ...]
-    parts: tuple[Encoding, ...] = ()
+    requests: Sequence[Encode]
+    parts: Sequence[Encoding] = ()
 
 
 @dataclass(frozen=True)
@@ -122,12 +128,17 @@ def whatever() -> None:
 
 
 def read_inputs(
-    model: Model, asked: Reading, call: str, terms: Terms, check: Callable[[], None] = whatever
+    model: Model,
+    asked: Reading,
+    call: str,
+    terms: Terms,
+    check: Callable[[], None] = whatever,
 ) -> list[Read | BadRequest]:
     """What each input is, or what is wrong with it; raised, unless the others are wanted without it.
 
     Ids are taken as they are, special tokens included.  `check` is called between slices of the texts, and ends the
-    work by raising.
+    work by raising.  Raises TooMany where the windows of all inputs have more than `asked.most_windowed` tokens, or where
+    the words for their masks would be too long an answer, and AnswerTooLarge where the vectors of their tokens would.
     """
     how, attempt = request_for(model, asked, terms), kept if asked.partial else raised
     wrong = [attempt(partial(check_input, model, asked, index)) for index in range(len(asked.inputs))]
@@ -143,7 +154,51 @@ def read_inputs(
             found.append(attempt(partial(read_input, model, asked, index, rows, mine)))
         else:
             found.append(error)
+    check_call(model, asked, [read for read in found if isinstance(read, Read)])
     return found
+
+
+def check_call(model: Model, asked: Reading, reads: Sequence[Read]) -> None:
+    """Raises TooMany or AnswerTooLarge for what each input may have and all of one call together may not."""
+    if asked.windows is not None:
+        check_windows(asked, reads)
+    if asked.form == "tokens":
+        check_vectors(model, asked, reads)
+    if asked.form == "" and model.task == "fill":
+        check_words(model, asked, reads)
+
+
+def check_windows(asked: Reading, reads: Sequence[Read]) -> None:
+    several = [read.requests for read in reads if len(read.requests) > 1]
+    count = sum(map(len, several))
+    tokens = sum(len(requests) * len(requests[0].tokens) for requests in several)
+    if tokens > asked.most_windowed:
+        message = (
+            f"{asked.field}: would be read in {count} windows of {tokens} tokens together, at most "
+            f"{asked.most_windowed} tokens a call are read in windows (max_tokens_in_flight); let windows share less, or send fewer inputs"
+        )
+        raise TooMany(message, param=asked.field)
+
+
+def check_vectors(model: Model, asked: Reading, reads: Sequence[Read]) -> None:
+    tokens = sum(len(request.tokens) for read in reads for request in read.requests)
+    if tokens * model.width > MOST_NUMBERS:
+        message = (
+            f"{asked.field}: vectors of {model.width} numbers for {tokens} tokens, at most {MOST_NUMBERS} numbers a "
+            "call are answered; send fewer or shorter inputs"
+        )
+        raise AnswerTooLarge(message, param=asked.field)
+
+
+def check_words(model: Model, asked: Reading, reads: Sequence[Read]) -> None:
+    each = min(asked.top_k, len(asked.targets) or model.vocab_size)
+    characters = sum(each * len(request.rows) * (WORD + len(read.given)) for read in reads for request in read.requests)
+    if characters > MOST_CHARACTERS:
+        message = (
+            f"parameters.top_k: {each} words for each mask, each with its whole text, are about {characters} characters"
+            f", at most {MOST_CHARACTERS} a call are answered; ask for fewer words, or send fewer or shorter texts"
+        )
+        raise TooMany(message, param="parameters.top_k")
 
 
 def batched(items: Sequence[T], check: Callable[[], None]) -> Iterator[Sequence[T]]:
@@ -255,6 +310,8 @@ def read_input(model: Model, asked: Reading, index: int, rows: Sequence[Row], ho
     """One input's requests.  Raises TooLong, or BadRequest if it has nothing to be filled in, or has tokens
     that the network does not know."""
     given, where = asked.inputs[index], asked.where(index)
+    if asked.windows is not None and isinstance(rows[0], Encoding):
+        return read_windows(model, asked, index, rows[0].shared(), how)
     parts = [row.at(some) for row in rows for some in parts_of(model, asked, row, index)]
     for part in parts:
         known_tokens(model, part.ids, where)  # a vocabulary may be larger than the network
@@ -263,6 +320,15 @@ def read_input(model: Model, asked: Reading, index: int, rows: Sequence[Row], ho
         check_masks(model, asked, requests[0], where)
     told = parts if by_token(model, asked) else []
     return Read(given, tuple(requests), tuple(part for part in told if isinstance(part, Encoding)))
+
+
+def read_windows(model: Model, asked: Reading, index: int, row: Encoding, how: Encode) -> Read:
+    """One input's requests, made as they are read.  Raises as `read_input` does."""
+    found = parts_of(model, asked, row, index)
+    known_tokens(model, row.ids, asked.where(index))  # all of them are in some window
+    parts = Lazy(len(found), lambda number: row.at(found[number]))
+    requests = Lazy(len(found), lambda number: request_of(model, parts[number], how))
+    return Read(asked.inputs[index], requests, parts)
 
 
 def request_of(model: Model, part: Row, how: Encode) -> Encode:
@@ -285,7 +351,7 @@ def check_masks(model: Model, asked: Reading, request: Encode, where: str) -> No
         raise BadRequest(message, param=where)
 
 
-def parts_of(model: Model, asked: Reading, row: Row, index: int) -> list[Sequence[int]]:
+def parts_of(model: Model, asked: Reading, row: Row, index: int) -> Sequence[Sequence[int]]:
     """The rows that the model reads: all, or fewer if they are too many and may be cut, or those of each window."""
     limit = model.max_tokens
     if asked.windows is not None:
@@ -301,7 +367,7 @@ def parts_of(model: Model, asked: Reading, row: Row, index: int) -> list[Sequenc
     return [cut(row.special, limit, side=asked.truncate, pair=pair)]
 
 
-def windows(texts: Sequence[int | None], limit: int, overlap: int, *, last: int, where: str) -> list[Sequence[int]]:
+def windows(texts: Sequence[int | None], limit: int, overlap: int, *, last: int, where: str) -> Sequence[Sequence[int]]:
     """Parts of at most `limit` rows: all rows but those of text `last`, and of these one stretch after the other."""
     long = [row for row, text in enumerate(texts) if text == last]
     beside = [row for row, text in enumerate(texts) if text != last]
@@ -313,26 +379,4 @@ def windows(texts: Sequence[int | None], limit: int, overlap: int, *, last: int,
     if count > MOST_WINDOWS:
         message = f"{where}: would be read in {count} windows, at most {MOST_WINDOWS} are read; let them share less"
         raise BadRequest(message, param=where)
-    starts = [number * step for number in range(count)]
-    return [sorted((*beside, *long[start : start + step + overlap])) for start in starts]
-
-
-def cut(special: Sequence[bool], limit: int, *, side: Literal["left", "right"], pair: bool) -> list[int]:
-    """At most `limit` rows: special tokens stay, texts lose tokens at `side`, of a pair the longer first."""
-    content = [row for row, is_special in enumerate(special) if not is_special]
-    # the two texts of a pair have special tokens between them
-    border = next((n for n in range(1, len(content)) if content[n] != content[n - 1] + 1), len(content)) if pair else 0
-    texts = content[:border], content[border:]
-    lengths = shares(len(texts[0]), len(texts[1]), max(0, limit - (len(special) - len(content))))
-    kept = [row for row, is_special in enumerate(special) if is_special]
-    for text, length in zip(texts, lengths, strict=True):
-        kept += text[:length] if side == "right" else text[len(text) - length :]
-    return sorted(kept)
-
-
-def shares(first: int, second: int, budget: int) -> tuple[int, int]:
-    """How much of two lengths fits into `budget` when the longer gives first, and both give evenly after that."""
-    if first + second <= budget:
-        return first, second
-    shorter = min(first, second, budget // 2)
-    return (shorter, budget - shorter) if first <= second else (budget - shorter, shorter)
+    return Lazy(count, lambda number: sorted((*beside, *long[number * step : (number + 1) * step + overlap])))

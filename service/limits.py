@@ -4,6 +4,7 @@ Knows no HTTP and no tensor.
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 from service.errors import BadRequest, TooLong
 from service.model import Model
@@ -33,3 +34,24 @@ def known_tokens(model: Model, ids: Sequence[int], where: str) -> list[int]:
         if not 0 <= token < model.vocab_size:
             raise BadRequest(f"{where}: token {token} is outside the vocabulary of {model.vocab_size}", param=where)
     return list(ids)
+
+
+def cut(special: Sequence[bool], limit: int, *, side: Literal["left", "right"], pair: bool) -> list[int]:
+    """At most `limit` rows: special tokens stay, texts lose tokens at `side`, of a pair the longer first."""
+    content = [row for row, is_special in enumerate(special) if not is_special]
+    # the two texts of a pair have special tokens between them
+    border = next((n for n in range(1, len(content)) if content[n] != content[n - 1] + 1), len(content)) if pair else 0
+    texts = content[:border], content[border:]
+    lengths = shares(len(texts[0]), len(texts[1]), max(0, limit - (len(special) - len(content))))
+    kept = [row for row, is_special in enumerate(special) if is_special]
+    for text, length in zip(texts, lengths, strict=True):
+        kept += text[:length] if side == "right" else text[len(text) - length :]
+    return sorted(kept)
+
+
+def shares(first: int, second: int, budget: int) -> tuple[int, int]:
+    """How much of two lengths fits into `budget` when the longer gives first, and both give evenly after that."""
+    if first + second <= budget:
+        return first, second
+    shorter = min(first, second, budget // 2)
+    return (shorter, budget - shorter) if first <= second else (budget - shorter, shorter)

@@ -100,6 +100,7 @@ class Books:
         text = Text(
             threads=settings.tokenizer_threads,
             batch_limit=settings.max_batch_texts,
+            window_limit=settings.max_tokens_in_flight,
             tokenised=self.metrics.tokenised,
             headroom=headroom,
         )

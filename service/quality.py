@@ -30,7 +30,8 @@ from service.differences import Answer, Comparison, LayerErrors, Passage, compar
 from service.engine.reading import Head
 from service.executors import called, executor_of, prepare
 from service.fidelity import TEXT
-from service.inputs import BY_TOKEN, cut
+from service.inputs import BY_TOKEN
+from service.limits import cut
 from service.machine import give_back
 from service.opened import found
 from service.place import Place, placed

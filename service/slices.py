@@ -1,12 +1,25 @@
-"""Long work on the event loop in slices: after each of them others get a turn."""
+"""Long work on the event loop in slices: after each of them others get a turn; and long lists made item by item."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 SLICE = 128  # texts, prompts or answers that are handled in one turn of the event loop, or in one of the engine
+
+
+class Lazy(Sequence[T]):
+    """A list of `length` items, each made by `make(index)` every time it is read: none of them is kept."""
+
+    def __init__(self, length: int, make: Callable[[int], T]) -> None:
+        self._indexes, self._make = range(length), make
+
+    def __len__(self) -> int:
+        return len(self._indexes)
+
+    def __getitem__(self, index: Any) -> Any:  # no slices
+        return self._make(self._indexes[index])
 
 
 def sliced(items: Sequence[T], size: int = SLICE) -> Iterator[Sequence[T]]:

@@ -21,7 +21,7 @@ from service.grammar import Grammar, Thinking
 from service.guide import Guide
 from service.guides import Guides
 from service.headroom import CHARACTER, UNBOUNDED, Headroom
-from service.inputs import Input, Read, Reading, batched, encoded_texts, read_inputs
+from service.inputs import MOST_WINDOWED, Input, Read, Reading, batched, encoded_texts, read_inputs
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
 from service.prompts import Chat, Continuation, Prompt, encoded_chat, read_prompts, rendered, thinking_left
@@ -56,8 +56,9 @@ class Job:
 class Text:
     """Turns what is asked into requests, on `threads` threads of its own, and one for the longest texts.
 
-    `batch_limit` bounds the texts of one call.  `tokenised(model, task, seconds)` is told how long each call took,
-    waiting for a thread included.  Texts that are made tokens at once have room in `headroom`.
+    `batch_limit` bounds the texts of one call, `window_limit` the tokens of all its windows.  `tokenised(model, task,
+    seconds)` is told how long each call took, waiting for a thread included.  Texts that are made tokens at once have
+    room in `headroom`.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Text:
         *,
         threads: int,
         batch_limit: int,
+        window_limit: int = MOST_WINDOWED,
         tokenised: Callable[[str, Task, float], None],
         headroom: Headroom = UNBOUNDED,
     ) -> None:
@@ -72,7 +74,7 @@ class Text:
         self._long = Threads(1, "text-long", PATIENCE)
         self._grammars = Threads(PROCESSES, "grammars", PATIENCE)
         self._guides = Guides()
-        self._batch_limit = batch_limit
+        self._batch_limit, self._window_limit = batch_limit, window_limit
         self._tokenised, self._headroom = tokenised, headroom
 
     async def prompts(
@@ -114,7 +116,8 @@ class Text:
             self._check_count(asked.field, len(asked.inputs))
             beside = len(model.prompts.get(asked.prompt, "")) * len(asked.inputs)  # before each of them
             work = Job(asked.field, sum(map(length, asked.inputs)) + beside, terms)
-            return await self._run(model, work, lambda: read_inputs(model, asked, call, terms, work.check))
+            bounded = replace(asked, most_windowed=self._window_limit)
+            return await self._run(model, work, lambda: read_inputs(model, bounded, call, terms, work.check))
 
     async def tokens(
         self, model: Model, texts: Sequence[str], *, special: bool, terms: Terms = UNCONDITIONAL

@@ -1,7 +1,8 @@
 """From texts to answers of heads that look at tokens: as pipelines answer, in windows, and few at a time."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -17,12 +18,13 @@ from hypothesis import strategies as st
 from scripted import WAIT, Source, model
 from test_token_heads import answered, worker
 
-from service.answers import Found, Guessed, Reply, Scores, States, Tagged, Weighed, replies
+from service import answers, inputs
+from service.answers import Found, Guessed, Reply, Scores, States, Tagged, Weighed, replies, under_way
 from service.entities import Aggregation
-from service.errors import BadRequest, Overloaded, PolyheadError, StepFailed, TooLong
-from service.inputs import MOST_WINDOWS, Read, Reading, Windows, read_inputs, windows
+from service.errors import AnswerTooLarge, BadRequest, Overloaded, PolyheadError, StepFailed, TooLong, TooMany
+from service.inputs import MOST_WINDOWS, Read, Reading, Windows, read_inputs, request_of, windows
 from service.model import Model
-from service.request import Done, Encode, Encoded, Failed
+from service.request import Done, Encode, Encoded, Failed, Filled
 from service.spans import Asking
 from service.text import UNCONDITIONAL
 from service.transcript import Submit
@@ -153,6 +155,69 @@ def test_a_text_may_be_too_long(tagger: Case, finder: Case) -> None:
         tagger.replies(long, windows=Windows(overlap=61))
 
 
+def test_the_windows_of_one_call_are_bounded_together(tagger: Case) -> None:
+    """Each input alone has few enough; and those that fit in one window do not count."""
+    long = Reading(
+        field="inputs",
+        inputs=("a " * 900, "a " * 900, "short"),
+        windows=Windows(overlap=61),
+        partial=True,
+        most_windowed=100_000,
+    )
+    with pytest.raises(
+        TooMany, match=r"^inputs: would be read in 1678 windows of 107392 tokens together, at most 10"
+    ) as e:
+        read_inputs(tagger.model, long, "call", UNCONDITIONAL)
+    assert e.value.param == "inputs"
+    one = replace(long, inputs=("a " * 900, *["a fox"] * 20_000))
+    assert len(read_inputs(tagger.model, one, "call", UNCONDITIONAL)) == 20_001
+    many = Reading(field="inputs", inputs=("a " * 900,) * 5, windows=long.windows)
+    with pytest.raises(TooMany, match="at most 262144 tokens a call"):
+        read_inputs(tagger.model, many, "call", UNCONDITIONAL)
+
+
+def test_windows_are_made_as_the_engine_takes_them(tagger: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+
+    def counted(*given: Any) -> Encode:
+        made.append(1)
+        return request_of(*given)
+
+    monkeypatch.setattr(inputs, "request_of", counted)
+    reading = Reading(field="inputs", inputs=("a " * 500,) * 4, windows=Windows(overlap=61))
+    reads = read_inputs(tagger.model, reading, "call", UNCONDITIONAL)
+    count = sum(len(read.requests) for read in reads if isinstance(read, Read))
+    assert count > 1500
+    assert len(made) <= 2 * len(reads), "one is looked at, to see how long they are"
+    engine = Slow()
+
+    async def begin() -> None:
+        async with aclosing(under_way(lazily(reads), engine, AHEAD)) as sources:
+            await anext(sources)
+
+    asyncio.run(begin())
+    assert 0 < len(engine.sources) <= AHEAD // 64
+    assert len(made) < AHEAD // 64 + 2 * len(reads) + 2
+
+
+def lazily(reads: Sequence[Any]) -> Iterator[Encode]:
+    for read in reads:
+        yield from read.requests
+
+
+def test_the_words_for_the_masks_of_one_call_are_bounded_together(filler: Case) -> None:
+    text = "[MASK] " * 9 + "a " * 40
+    reading = Reading(field="inputs", inputs=(text,) * 10, top_k=300, partial=True)
+    assert len(read_inputs(filler.model, reading, "call", UNCONDITIONAL)) == 10
+    with pytest.raises(
+        TooMany, match=r"^parameters.top_k: \d+ words for each mask, each with its whole text"
+    ) as caught:
+        read_inputs(filler.model, replace(reading, inputs=(text,) * 1000), "call", UNCONDITIONAL)
+    assert caught.value.param == "parameters.top_k"
+    few = replace(reading, inputs=(text,) * 1000, targets=("fox",))
+    assert len(read_inputs(filler.model, few, "call", UNCONDITIONAL)) == 1000
+
+
 @settings(max_examples=200)
 @given(st.integers(0, 60), st.integers(0, 5), st.integers(8, 20), st.integers(0, 6))
 def test_windows_are_the_whole_text_and_overlap(length: int, beside: int, limit: int, overlap: int) -> None:
@@ -195,6 +260,29 @@ def test_states_of_tokens_and_weights_of_words(tiny_embedder: Path, filler: Case
     assert dict(weights.words) == pytest.approx({id: value for id, value in splade if value}, abs=1e-5)
     with pytest.raises(BadRequest, match="a model that can fill has no tokens to tell"):
         filler.replies("[MASK]", form="tokens")
+
+
+def test_the_vectors_of_all_tokens_of_one_call_are_bounded(tiny_embedder: Path) -> None:
+    wide = Case(tiny_embedder, "embed", width=1 << 20)
+    asked = Reading(field="inputs", inputs=("a fox",), form="tokens")
+    assert read_inputs(wide.model, asked, "call", UNCONDITIONAL)
+    with pytest.raises(AnswerTooLarge, match=r"^inputs: vectors of 1048576 numbers for \d+ tokens, at most 16777216"):
+        read_inputs(wide.model, replace(asked, inputs=("a fox",) * 9), "call", UNCONDITIONAL)
+    assert read_inputs(wide.model, replace(asked, inputs=("a fox",) * 9, form=""), "call", UNCONDITIONAL)
+
+
+def test_the_weights_of_words_of_one_call_are_bounded(filler: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answers, "MOST_WEIGHTS", 100)
+    event = Filled((tuple((word, 1.0) for word in range(40)),))
+
+    def submit(requests: Sequence[Any]) -> list[Source]:
+        return [Source([event, Done("encoded", 1)]) for _ in requests]
+
+    asked = Reading(field="inputs", inputs=("a",) * 3, form="words")
+    reads = read_inputs(filler.model, asked, "call", UNCONDITIONAL)
+    assert len(collected(filler.model, asked, reads[:2], submit)) == 2
+    with pytest.raises(AnswerTooLarge, match=r"^inputs: the answer has more than 100 weights of words"):
+        collected(filler.model, asked, reads, submit)
 
 
 def test_forms_share_a_step(tiny_embedder: Path) -> None:

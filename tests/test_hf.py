@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from scripted import WAIT, Connection, Registry, application, ask, echo, model, spoken, until
 
 from service import zero_shot
-from service.api import findings, hf
+from service.api import dialect, findings, hf
 from service.api.findings import applied
 from service.api.generation_wire import GenerateParameters
 from service.api.generation_write import chunks, spelled, write_error
@@ -276,6 +276,27 @@ def test_what_is_refused_by_name(kind: Any, body: Any, said: str) -> None:
 )
 def test_labels_and_templates_are_bounded(app: FastAPI, parameters: Any, said: str) -> None:
     assert refused(app, "/models/org/nli", {"inputs": "a", "parameters": parameters}).startswith(said)
+
+
+def test_pairs_are_counted_before_any_is_made(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(*given: Any) -> str:
+        raise AssertionError("a hypothesis is made of a call that is refused")
+
+    monkeypatch.setattr(zero_shot, "hypothesis", made)
+    body = {"inputs": ["a"] * 100_000, "parameters": {"candidate_labels": [str(name) for name in range(100)]}}
+    said = "inputs: 100000 texts with 100 labels are 10000000 pairs, at most 8 a call"
+    assert refused(app, "/models/org/nli", body).startswith(said)
+
+
+def test_a_long_unknown_name_is_compared_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(dialect, "get_close_matches", lambda name, *_, **__: compared.append(name) or [])
+    with pytest.raises(BadRequest, match=r"^aaa.*: is not a known field$"):
+        ClassifyCall.read({"inputs": "a", "a" * 8_000_000: 1})
+    assert not compared
+    with pytest.raises(BadRequest):
+        ClassifyCall.read({"inputs": "a", "a" * 100: 1})
+    assert compared == ["a" * 100]
 
 
 def test_a_template_is_no_program(app: FastAPI, registry: Registry, models: list[Model]) -> None:

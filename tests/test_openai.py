@@ -140,6 +140,18 @@ def test_one_or_several_texts_or_lists_of_ids(given: Any, inputs: Any) -> None:
         (CompletionRequest, GO_ON, {"n": 0}, "n: must be between 1 and 128, got 0"),
         (CompletionRequest, GO_ON, {"best_of": True}, "best_of: must be a whole number, got true"),
         (CompletionRequest, GO_ON, {"logit_bias": {"a": 1}}, "logit_bias: must be an object from token ids to numbers"),
+        (
+            CompletionRequest,
+            GO_ON,
+            {"logit_bias": {"00": 1, "0": 2}},
+            "logit_bias: must be an object from token ids to",
+        ),
+        (
+            CompletionRequest,
+            GO_ON,
+            {"logit_bias": {"07": 1}},
+            "logit_bias: must be an object from token ids to numbers; '07' is",
+        ),
         (CompletionRequest, GO_ON, {"logit_bias": {"5": 101}}, "logit_bias[5]: must be between -100 and 100, got 101"),
         (CompletionRequest, GO_ON, {"stop": [""]}, "stop: must be a string or a list of at most 16 strings"),
         (CompletionRequest, GO_ON, {"stop": ["a"] * 17}, "stop: must be a string or a list of at most 16 strings"),

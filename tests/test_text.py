@@ -18,7 +18,8 @@ from models.chat import ChatTemplate
 from models.tokenizer import Tokenizer
 from service.errors import BadRequest, EmptyInput, StepFailed, TooLong
 from service.grammar import Grammar
-from service.inputs import Read, Reading, cut, shares
+from service.inputs import Read, Reading
+from service.limits import cut, shares
 from service.model import Model
 from service.prompts import Chat, Continuation
 from service.request import UNCONDITIONAL, Done, Encode, Failed, Generate, Sampling, Terms, Token

@@ -30,6 +30,21 @@ PROBES: tuple[Text, ...] = ("a", ("a", "b"), "A fox's 2nd  word\n", "\u65e5\u672
 MOST_IDS = 1 << 24  # of a vocabulary; the largest have a million
 
 
+class Lists:
+    """The lists of the library's encoding, each of which is made when it is first asked for, and kept."""
+
+    def __init__(self, encoded: tokenizers.Encoding) -> None:
+        self._encoded = encoded
+
+    def __len__(self) -> int:
+        return len(self._encoded)
+
+    def __getattr__(self, name: str) -> list[Any]:
+        made: list[Any] = getattr(self._encoded, name)
+        setattr(self, name, made)
+        return made
+
+
 class Encoding:
     """A text as tokens, `len` of them.
 
@@ -37,7 +52,7 @@ class Encoding:
     runs while the library makes one; who wants to refuse such a text looks at `len` first.
     """
 
-    def __init__(self, encoded: tokenizers.Encoding, rows: Sequence[int] | None = None) -> None:
+    def __init__(self, encoded: tokenizers.Encoding | Lists, rows: Sequence[int] | None = None) -> None:
         self._encoded, self._rows = encoded, rows
 
     def __len__(self) -> int:
@@ -46,6 +61,10 @@ class Encoding:
     def at(self, rows: Sequence[int]) -> "Encoding":
         """Some of its tokens."""
         return Encoding(self._encoded, rows if self._rows is None else [self._rows[row] for row in rows])
+
+    def shared(self) -> "Encoding":
+        """The same tokens, for many parts: every list of the whole text is made once for all of them, and kept."""
+        return Encoding(self._encoded if isinstance(self._encoded, Lists) else Lists(self._encoded), self._rows)
 
     @cached_property
     def ids(self) -> list[int]:

@@ -38,6 +38,7 @@ from service.text import Text
 from service.transcript import EventSource, Submit, SubmitCall
 
 Neutral = Mapping[str, tuple[Any, ...]]  # the values of fields at which they ask for nothing
+LONGEST_NAME = 100  # characters of an unknown field for which a known one is suggested
 LONGEST_QUOTE = 60  # characters of an offending value that a message repeats
 MOST_TEXTS = 100_000  # in one call; the setting max_batch_texts is less
 MOST_IDS = 1 << 18  # of one prompt, or lists of them
@@ -366,5 +367,6 @@ def path(parts: Sequence[int | str]) -> str:
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
-    close = get_close_matches(name, known, n=1)
+    """A known name that is like `name`; none for a long one, which takes long to compare and is no slip of typing."""
+    close = get_close_matches(name, known, n=1) if len(name) <= LONGEST_NAME else []
     return f"; did you mean {close[0]}?" if close else ""

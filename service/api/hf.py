@@ -187,8 +187,9 @@ def named(request: Request, task: str) -> Model:
 
 
 async def piped(request: Request, wire: asked.Call, model: Model, pipeline: Pipeline) -> Response:
+    if isinstance(wire, asked.ZeroShotCall):
+        check_pairs(wire, server(request).settings.max_batch_texts)
     reading = replace(pipeline.read(wire), partial=wire.partial and not wire.is_one)
-    check_pairs(wire, len(reading.inputs), server(request).settings.max_batch_texts)
     why = wire.why() if isinstance(wire, asked.Explainable) else None
     if why is not None:
         check_on(request)
@@ -214,11 +215,11 @@ def texts(given: Input) -> str | tuple[str, str]:
     return given
 
 
-def check_pairs(wire: asked.Call, count: int, most: int) -> None:
-    """What a list of texts and a list of classes come to together is not seen from either."""
-    if isinstance(wire, asked.ZeroShotCall) and count > most:
-        classes = len(wire.parameters.classes)
-        message = f"inputs: {count // classes} texts with {classes} labels are {count} pairs, at most {most} a call"
+def check_pairs(wire: asked.ZeroShotCall, most: int) -> None:
+    """Raises TooMany before any pair is made: each of the two lists may be short enough, and all pairs too many."""
+    texts, classes = len(asked.texts_of(wire.inputs)), len(asked.classes_of(wire))
+    if texts * classes > most:
+        message = f"inputs: {texts} texts with {classes} labels are {texts * classes} pairs, at most {most} a call"
         raise TooMany(message, param="inputs")
 
 

@@ -242,14 +242,20 @@ def read_likeness(wire: LikenessCall) -> Reading:
     )
 
 
-def read_zero_shot(wire: ZeroShotCall) -> Reading:
-    """Each text with one hypothesis for each class."""
-    texts, classes, template = texts_of(wire.inputs), wire.parameters.classes, wire.parameters.hypothesis_template
+def classes_of(wire: ZeroShotCall) -> tuple[str, ...]:
+    """Raises BadRequest where there are none, too many or too long ones."""
+    classes = wire.parameters.classes
     where, got = "parameters.candidate_labels", len(classes) if len(classes) <= MOST_CLASSES else "more"
     if not 1 <= len(classes) <= MOST_CLASSES:
         raise BadRequest(f"{where}: must be 1 to {MOST_CLASSES} labels, got {got}", param=where)
     if any(len(name) > LONGEST_WORD for name in classes):
         raise BadRequest(f"{where}: each must have at most {LONGEST_WORD} characters", param=where)
+    return classes
+
+
+def read_zero_shot(wire: ZeroShotCall) -> Reading:
+    """Each text with one hypothesis for each class."""
+    texts, classes, template = texts_of(wire.inputs), classes_of(wire), wire.parameters.hypothesis_template
     if zero_shot.HOLE not in template:
         where = "parameters.hypothesis_template"
         raise BadRequest(f'{where}: must have a {{}} for the label, as in "This example is {{}}."', param=where)

@@ -20,11 +20,12 @@ MOST_ANSWERS, MOST_BEAMS = 128, 64
 
 
 def numbered(value: Any) -> Any:
-    """The tokens of a bias come as the names of an object's fields."""
+    """The tokens of a bias come as the names of an object's fields.  Raises for another spelling of a number than the
+    shortest: "0" and "00" would be two biases of one token."""
     if not isinstance(value, dict):
         return value
     for name in value:
-        if not (name.isascii() and name.isdecimal() and len(name) < 10):
+        if not (name.isascii() and name.isdecimal() and len(name) < 10 and name == str(int(name))):
             sentence = {"sentence": f"an object from token ids to numbers; {name[:40]!r} is no token id"}
             raise PydanticCustomError("described", "must be {sentence}", sentence)
     return {int(name): bias for name, bias in value.items()}
