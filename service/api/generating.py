@@ -30,7 +30,7 @@ Part = TypeVar("Part", Piece, Utterance)
 Chunk = TypeVar("Chunk")
 PART = 32  # log-probabilities that take as long to write as a part of an answer without any
 INLINE = 2048  # log-probabilities that are written on the event loop; more are written on a thread
-SCORE = 640  # bytes for each log-probability: as it came from the engine, as it is read and as it is written
+SCORE = 700  # bytes for each log-probability: as it came from the engine, as it is read and as it is written
 CLAIMED = 4096  # log-probabilities that memory is claimed for at a time
 
 
