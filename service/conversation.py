@@ -12,6 +12,7 @@ from typing import Literal
 
 from models.chat.format import Format
 from service.calls import Arguments, Call, Calls, Part, Thought, Words, certain
+from service.slices import spaced
 from service.transcript import Drawn, Piece, Usage, parted
 
 __all__ = ["Arguments", "Call", "Part", "Thought", "Words"]
@@ -164,7 +165,7 @@ async def silent(utterances: Utterances) -> Utterances:
 
 async def whole_utterances(count: int, utterances: Utterances) -> list[Utterance]:
     """`count` answers, each in one."""
-    return [joined(every) for every in await parted(count, utterances)]
+    return [joined(every) async for every in spaced(await parted(count, utterances), 1)]
 
 
 def joined(utterances: Sequence[Utterance]) -> Utterance:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 SLICE = 128  # texts, prompts or answers that are handled in one turn of the event loop, or in one of the engine
+TOKENS = 32  # tokens of one answer, or of one prompt, that are made text in one turn of the event loop
 
 
 class Lazy(Sequence[T]):

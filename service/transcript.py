@@ -6,10 +6,11 @@ certain and never taken back, so what may still be half a character or the begin
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
+from itertools import islice
 from operator import methodcaller
 from time import perf_counter
 from typing import Literal, Protocol, TypeVar
@@ -19,7 +20,7 @@ from service.engine.worker import Course
 from service.errors import PolyheadError
 from service.outcome import Failure, attempt, result
 from service.request import Done, Event, Failed, Generate, Prompted, Request, Token
-from service.slices import SLICE, run_sliced, spaced
+from service.slices import SLICE, TOKENS, run_sliced, spaced
 
 LOWEST_LOGPROB = -9999.0  # what is said for minus infinity, which JSON has no word for
 
@@ -54,13 +55,18 @@ class Usage:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Stops:
     """What ends an answer beside the model's own tokens; `keep` leaves it at the end of the text."""
 
     strings: tuple[str, ...] = ()
     tokens: frozenset[int] = frozenset()
     keep: bool = False
+
+    @cached_property
+    def tables(self) -> tuple[Sequence[int], ...]:
+        """The failure table of each string, made once for all answers of a call."""
+        return tuple(failure_table(string) for string in self.strings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,22 +114,27 @@ class Piece:
     tokens: int = 0
 
 
+def failure_table(stop: str) -> list[int]:
+    """At k, how many characters of `stop` remain matched when the character after the first k is another one."""
+    falls = [0, 0]
+    for char in stop[1:]:
+        fall = falls[-1]
+        while fall and stop[fall] != char:
+            fall = falls[fall]
+        falls.append(fall + (stop[fall] == char))
+    return falls
+
+
 class StopString:
     """One string being looked for, a character at a time (Knuth, Morris, Pratt 1977, doi:10.1137/0206024).
 
-    `matched` is how many of its characters the text ends with.  `falls[k]` is how many remain matched when the
-    character after the first k is another one.
+    `matched` is how many of its characters the text ends with.  `falls` is its failure table.
     """
 
     __slots__ = ("falls", "matched", "stop")
 
-    def __init__(self, stop: str) -> None:
-        self.stop, self.matched, self.falls = stop, 0, [0, 0]
-        for char in stop[1:]:
-            fall = self.falls[-1]
-            while fall and stop[fall] != char:
-                fall = self.falls[fall]
-            self.falls.append(fall + (stop[fall] == char))
+    def __init__(self, stop: str, falls: Sequence[int]) -> None:
+        self.stop, self.falls, self.matched = stop, falls, 0
 
     def push(self, char: str) -> bool:
         """Whether the stop string ends with this character; not to be asked again once it has."""
@@ -140,11 +151,11 @@ class Tail:
     at the same character, the longest.
     """
 
-    def __init__(self, stops: Sequence[str], *, keep: bool = False) -> None:
-        self.stops = [StopString(stop) for stop in stops]
+    def __init__(self, stops: Stops) -> None:
+        self.stops = [StopString(stop, falls) for stop, falls in zip(stops.strings, stops.tables, strict=True)]
         self.held = ""
         self.found = ""
-        self.keep = keep
+        self.keep = stops.keep
 
     def push(self, text: str) -> str:
         """More text; returns what is certain to come before any stop string."""
@@ -172,7 +183,7 @@ class Transcript:
 
     def __init__(self, tokenizer: Tokenizer, stops: Stops, request: Generate, *, counted: bool = True) -> None:
         self.tokenizer, self.request, self.stops = tokenizer, request, stops
-        self.stream, self.tail = tokenizer.stream(), Tail(stops.strings, keep=stops.keep)
+        self.stream, self.tail = tokenizer.stream(), Tail(stops)
         self.tokens = self.length = self.shown = 0  # tokens drawn; characters written, and of these shown
         self.cached = 0  # tokens of the prompt
         self.counted = counted
@@ -187,13 +198,12 @@ class Transcript:
         """So far."""
         return Usage(self.request.prompt_tokens, self.tokens, self.cached) if self.counted else Usage(0, self.tokens, 0)
 
-    def prompt(self, event: Prompted) -> Piece:
+    def prompt(self, event: Prompted) -> Iterator[Drawn]:
         """The prompt's own tokens; of the first nothing is known."""
-        stream, offset, drawn = self.tokenizer.stream(skip_special=False), 0, []
+        stream, offset = self.tokenizer.stream(skip_special=False), 0
         for id, (logprob, top) in zip(self.request.tokens, ((None, ()), *event.scores), strict=True):
-            drawn.append(Drawn(self.scored(id, logprob), offset, self.top(top), id))
+            yield Drawn(self.scored(id, logprob), offset, self.top(top), id)
             offset += len(stream.push(id))
-        return Piece("", prompt=tuple(drawn))
 
     def push(self, event: Token) -> Piece:
         """What `event` lets be shown, which may be nothing."""
@@ -267,10 +277,13 @@ async def continued(
 
 
 async def pieces(begun: Callable[[], Transcript], source: EventSource) -> AsyncGenerator[Piece, None]:
+    """The pieces of one answer.  Others get a turn after every TOKENS tokens, even where all events are there."""
     transcript = spelled(begun)
     async for event in source:
         match event:
             case Token():
+                if transcript.tokens % TOKENS == TOKENS - 1:
+                    await asyncio.sleep(0)
                 began = perf_counter()
                 piece = spelled(partial(transcript.push, event))
                 source.course.wrote(began)
@@ -281,7 +294,7 @@ async def pieces(begun: Callable[[], Transcript], source: EventSource) -> AsyncG
                 if piece.text or piece.drawn:
                     yield piece
             case Prompted():
-                yield spelled(partial(transcript.prompt, event))
+                yield Piece("", prompt=await written_prompt(transcript, event))
             case Done():
                 began = perf_counter()
                 piece = spelled(partial(transcript.close, event))
@@ -289,6 +302,15 @@ async def pieces(begun: Callable[[], Transcript], source: EventSource) -> AsyncG
                 yield piece
             case Failed():
                 raise event.error
+
+
+async def written_prompt(transcript: Transcript, event: Prompted) -> tuple[Drawn, ...]:
+    """The prompt's tokens, TOKENS in one turn of the event loop."""
+    left, drawn = transcript.prompt(event), list[Drawn]()
+    while some := spelled(lambda: tuple(islice(left, TOKENS))):
+        drawn += some
+        await asyncio.sleep(0)
+    return tuple(drawn)
 
 
 def spelled(write: Callable[[], T]) -> T:
@@ -310,8 +332,7 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
                 yield 0, item
         return
     queue: Items[T] = asyncio.Queue()
-
-    tasks = list[asyncio.Task[None]]()
+    tasks, taken = list[asyncio.Task[None]](), 0
     try:
         left = len(sources)
         while left:
@@ -322,6 +343,9 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
                 if queue.empty():
                     continue
             got = await queue.get()
+            taken += 1
+            if not taken % SLICE:
+                await asyncio.sleep(0)
             if isinstance(got, tuple):
                 yield got
             else:
@@ -354,7 +378,7 @@ def pumped(index: int, source: AsyncGenerator[T, None], queue: Items[T]) -> asyn
 
 async def whole(count: int, items: AsyncGenerator[tuple[int, Piece], None]) -> list[Piece]:
     """`count` answers, each in one piece."""
-    return [joined(pieces) async for pieces in spaced(await parted(count, items))]
+    return [joined(pieces) async for pieces in spaced(await parted(count, items), TOKENS)]
 
 
 async def parted(count: int, items: AsyncGenerator[tuple[int, T], None]) -> list[list[T]]:

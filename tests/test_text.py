@@ -36,6 +36,7 @@ from service.transcript import (
     Transcript,
     Usage,
     continued,
+    failure_table,
     joined,
     whole,
 )
@@ -327,7 +328,7 @@ def stopped_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
 @given(stopped_texts(), st.lists(st.integers(0, 30), max_size=8))
 def test_stop_strings_are_found_across_any_split(given: tuple[str, list[str]], cuts: list[int]) -> None:
     text, stops = given
-    tail, shown = Tail(stops), ""
+    tail, shown = Tail(Stops(tuple(stops))), ""
     for part in split(text, cuts):
         more = tail.push(part)
         shown += more
@@ -347,7 +348,7 @@ def test_one_stop_string_is_found_where_it_first_ends() -> None:
     texts = ["".join(letters) for letters in product("ab", repeat=9)]
     for stop in ("".join(letters) for length in range(1, 6) for letters in product("ab", repeat=length)):
         for text in texts:
-            search = StopString(stop)
+            search = StopString(stop, failure_table(stop))
             end = next((end for end, char in enumerate(text, 1) if search.push(char)), 0)
             assert end == (text.find(stop) + len(stop) if stop in text else 0), (stop, text)
 

@@ -14,7 +14,7 @@ from service.api.anthropic_read import read_count, read_messages
 from service.api.anthropic_wire import CountRequest, MessagesRequest
 from service.api.anthropic_write import PING, Call, Events, write_count, write_error, write_message
 from service.api.dialect import Dialect, about, body, permitted, server, takes, terms, visit
-from service.api.generating import spoken
+from service.api.generating import json_of, spoken
 from service.api.items import said, streamed
 from service.api.stream import EventStream, JsonResponse, answer, events, named
 from service.prompts import Chat
@@ -36,7 +36,8 @@ async def converse(request: Request, wire: MessagesRequest) -> Response:
     if wire.stream:
         told = streamed(Events(call, length), utterances)
         return await EventStream.open(events(told, write_error, spell=named), still=named(PING))
-    return JsonResponse(write_message(call, await said(utterances)))
+    parts = await said(utterances)
+    return await json_of(parts, lambda: write_message(call, parts))
 
 
 @router.post(

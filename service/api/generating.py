@@ -4,22 +4,34 @@ Knows no dialect's words.
 """
 
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
+from typing import Any, TypeVar
 
 from fastapi import Request
+from starlette.responses import Response
 
 from service.api.dialect import Work, call_submitter, server, terms, visit
 from service.api.served import Served
-from service.conversation import Utterances, conversed
-from service.errors import BadRequest, NotFound
+from service.api.stream import JsonResponse, dumps_sliced
+from service.conversation import Utterance, Utterances, conversed
+from service.errors import BadRequest, BodyTooLarge, NotFound, Overloaded
 from service.model import Model, concerning
+from service.outcome import on_thread
 from service.prompts import Continuation
 from service.request import Generate
+from service.slices import spaced
 from service.tools import Talk, expected, fitted, parts
-from service.transcript import Piece, Stops, Usage, continued, joined, parted
+from service.transcript import Drawn, Piece, Stops, Usage, continued, joined, parted
 
 Answers = AsyncGenerator[tuple[int, Piece], None]
+Part = TypeVar("Part", Piece, Utterance)
+Chunk = TypeVar("Chunk")
+PART = 32  # log-probabilities that take as long to write as a part of an answer without any
+INLINE = 2048  # log-probabilities that are written on the event loop; more are written on a thread
+SCORE = 700  # bytes for each log-probability: as it came from the engine, as it is read and as it is written
+CLAIMED = 4096  # log-probabilities that memory is claimed for at a time
 
 
 async def begun(request: Request, wire: Work, model: Model, asked: Continuation, call: str) -> tuple[int, Answers]:
@@ -65,7 +77,7 @@ def apart(request: Request, asked: Continuation) -> Continuation:
 def answers(request: Request, model: Model, asked: Continuation, requests: Sequence[Generate]) -> Answers:
     stops = Stops(asked.stops, asked.stop_tokens, asked.keep_stop)
     every = continued(model.tokenizer, stops, requests, call_submitter(request, model))
-    return best(every, asked) if asked.tries > asked.count else every
+    return best(kept(request, every), asked) if asked.tries > asked.count else every
 
 
 async def best(answers: Answers, asked: Continuation) -> Answers:
@@ -73,16 +85,71 @@ async def best(answers: Answers, asked: Continuation) -> Answers:
     tries = await parted(len(asked.prompts) * asked.tries, answers)
     for prompt in range(len(asked.prompts)):
         theirs = tries[prompt * asked.tries : (prompt + 1) * asked.tries]
-        whole = [joined(pieces) for pieces in theirs]
+        whole = [joined(pieces) async for pieces in spaced(theirs, 1)]
         ranked = sorted(range(asked.tries), key=lambda index: likelihood(whole[index]), reverse=True)[: asked.count]
         cost = sum((piece.usage for piece in whole), Usage())
         for place, index in enumerate(ranked):
             usage = cost if not place else Usage()
-            for piece in theirs[index]:
+            async for piece in spaced(theirs[index]):
                 drawn = piece.drawn if asked.logprobs >= 0 else ()
                 scored = whole[0].prompt if piece is theirs[index][0] else ()
                 paid = usage if piece.finish else piece.usage
                 yield prompt * asked.count + place, replace(piece, drawn=drawn, usage=paid, prompt=scored)
+
+
+async def kept(
+    request: Request, parts: AsyncGenerator[tuple[int, Part], None], repeated: int = 1
+) -> AsyncGenerator[tuple[int, Part], None]:
+    """`parts`, all of which are kept until the last of them is there: their log-probabilities take memory for requests,
+    those of a prompt `repeated` times.
+
+    Raises Overloaded where there is too little, and closes `parts`.
+    """
+    claim, more = visit(request).claim, 0
+    async with aclosing(parts):
+        async for index, part in parts:
+            more += scores_in(part.drawn) + repeated * scores_in(part.prompt)
+            if more >= CLAIMED:
+                try:
+                    claim.grow(SCORE * more, "the answer")
+                except (BodyTooLarge, Overloaded) as error:
+                    message = "the log-probabilities of the answer take more memory than is left for requests"
+                    wanted = "ask for fewer of them, for fewer tokens or answers, or for a stream"
+                    raise Overloaded(f"logprobs: {message}; {wanted}", param="logprobs", retry_after=1) from error
+                more = 0
+            yield index, part
+
+
+def scores_in(drawn: Sequence[Drawn]) -> int:
+    """How many log-probabilities there are: of the tokens, and of the likeliest in their places."""
+    return len(drawn) + sum(len(each.top) for each in drawn)
+
+
+def size_of(part: Piece | Utterance) -> int:
+    """How much there is to write, in log-probabilities."""
+    return PART + scores_in(part.drawn) + scores_in(part.prompt)
+
+
+async def json_of(parts: Sequence[Piece | Utterance], content: Callable[[], Any]) -> Response:
+    """The `content`, made of `parts`, as JSON.  What takes long is made and written on a thread."""
+    if inline(parts):
+        return JsonResponse(content())
+    return await on_thread(lambda: Response(dumps_sliced(content()), media_type=JsonResponse.media_type))
+
+
+async def chunk_of(part: Piece | Utterance, content: Callable[[], Chunk]) -> Chunk:
+    """The `content` of a streamed `part`; where that is long, such as a prompt's tokens, it is made on a thread."""
+    return content() if inline([part]) else await on_thread(content)
+
+
+def inline(parts: Sequence[Piece | Utterance]) -> bool:
+    """Whether little enough is to be written for the event loop."""
+    size = 0
+    for part in parts:
+        size += size_of(part)
+        if size >= INLINE:
+            return False
+    return True
 
 
 def likelihood(piece: Piece) -> float:

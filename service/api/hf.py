@@ -25,7 +25,7 @@ from service.api.body import received, sized, value_of
 from service.api.dialect import Dialect, about, permitted, server, takes
 from service.api.explaining import Question, check_on, explained
 from service.api.generation_write import chunks, write_error
-from service.api.reading import Replies, Writing, items_of, kinded, piece_size, read, spelled, written
+from service.api.reading import Replies, Writing, items_of, kinded, read, written
 from service.api.stream import EventStream, Parts, answer, dumps_sliced, events
 from service.api.tasks import GENERATION, HEADS, WRITTEN, ZERO_SHOT, tasks_of
 from service.errors import BadRequest, NotFound, PolyheadError, TooMany, WrongTask
@@ -232,8 +232,8 @@ async def generated(request: Request, wire: asked.GenerateCall, model: Model) ->
     if isinstance(wire.inputs, str) and wire.stream:
         parts = chunks(wire.parameters, model, wire.inputs, answers, continuation.longest)
         return await EventStream.open(events(parts, write_error))
-    found = await whole(count, answers)
-    return await spelled(sum(map(piece_size, found)), lambda: said.write_generate(wire, model, found))
+    found = await whole(count, generating.kept(request, answers))
+    return await generating.json_of(found, lambda: said.write_generate(wire, model, found))
 
 
 async def rewritten(request: Request, wire: asked.WriteCall, model: Model, field: str) -> Response:
@@ -241,7 +241,7 @@ async def rewritten(request: Request, wire: asked.WriteCall, model: Model, field
     call = f"write-{uuid.uuid4().hex}"
     count, answers = await generating.begun(request, wire, model, asked.read_write(wire, model.customs), call)
     found = await whole(count, answers)
-    return await spelled(sum(map(piece_size, found)), lambda: said.write_text(wire, field, found))
+    return await generating.json_of(found, lambda: said.write_text(wire, field, found))
 
 
 DIALECT = Dialect(

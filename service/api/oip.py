@@ -126,7 +126,8 @@ async def generated(request: Request, wire: TextRequest, *, stream: bool) -> Res
     count, answers = await generating.begun(request, work, model, asked, call)
     if stream:
         return await EventStream.open(events(text_chunks(wire, model, answers), write_error))
-    return JsonResponse(write_text(wire, model, await whole(count, answers)))
+    pieces = await whole(count, generating.kept(request, answers))
+    return await generating.json_of(pieces, lambda: write_text(wire, model, pieces))
 
 
 async def text_chunks(wire: TextRequest, model: Model, answers: Answers) -> AsyncGenerator[dict[str, Any], None]:

@@ -8,6 +8,7 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, get_args
 
@@ -20,7 +21,7 @@ from service.api import generating
 from service.api.alike import write_error
 from service.api.dialect import Dialect, about, body, permitted, server, several, takes, visit
 from service.api.explaining import Question, check_on, explained_writing
-from service.api.generating import Answers
+from service.api.generating import Answers, chunk_of
 from service.api.openai_chat import chat_usage, chunks_chat, write_chat
 from service.api.openai_sampling import Sampled
 from service.api.openai_wire import (
@@ -42,9 +43,9 @@ from service.api.openai_write import (
     write_model,
     write_models,
 )
-from service.api.reading import FEW, Writing, body_of, most_numbers, piece_size, read, spelled
+from service.api.reading import Writing, body_of, most_numbers, read
 from service.api.stream import EventStream, JsonResponse, answer, events
-from service.conversation import Utterances, silent, whole_utterances
+from service.conversation import Utterance, Utterances, silent, whole_utterances
 from service.errors import PolyheadError
 from service.model import Model
 from service.prompts import Continuation
@@ -71,7 +72,7 @@ async def complete(request: Request, wire: CompletionRequest) -> Response:
     count, answers = await begun(request, wire, call, asked)
     if wire.stream:
         return await EventStream.open(events(completion_chunks(call, answers), write_error, DONE))
-    pieces = await whole(count, answers)
+    pieces = await whole(count, generating.kept(request, answers, wire.n))
 
     def told() -> dict[str, Any]:
         return write_completion(call, pieces if call.logprobs else [replace(piece, drawn=()) for piece in pieces])
@@ -80,8 +81,8 @@ async def complete(request: Request, wire: CompletionRequest) -> Response:
         model, tokens = permitted(request).resolve(call.model, ["generate"]), [drawn.id for drawn in pieces[0].drawn]
         asked_why = Question(request, wire, model, why)
         explanation = await explained_writing(asked_why, several(wire.prompt)[0], tokens)
-        return await spelled(FEW + 1, lambda: told() | {"explanation": explanation})
-    return await spelled(sum(map(piece_size, pieces)), told)
+        return await generating.json_of(pieces, lambda: told() | {"explanation": explanation})
+    return await generating.json_of(pieces, told)
 
 
 async def echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:
@@ -109,7 +110,8 @@ async def chat(request: Request, wire: ChatRequest) -> Response:
         utterances = silent(utterances)
     if wire.stream:
         return await EventStream.open(events(chat_chunks(call, utterances), write_error, DONE))
-    return JsonResponse(write_chat(call, await whole_utterances(count, utterances)))
+    said = await whole_utterances(count, generating.kept(request, utterances))
+    return await generating.json_of(said, lambda: write_chat(call, said))
 
 
 def called(kind: str, wire: Sampled) -> Call:
@@ -137,7 +139,9 @@ async def completion_chunks(call: Call, answers: Answers) -> AsyncGenerator[dict
         async for index, piece in answers:
             cost += piece.usage
             prompt = prompts[index // call.count] = piece.prompt or prompts.get(index // call.count, ())
-            yield chunk_completion(call, index, replace(piece, prompt=prompt), first=index not in begun)
+            first = index not in begun
+            told = replace(piece, prompt=prompt if first else ())
+            yield await chunk_of(told, partial(chunk_completion, call, index, told, first=first))
             begun.add(index)
     if call.usage:
         yield chunk_usage(call, "text_completion", usage(cost))
@@ -149,7 +153,7 @@ async def chat_chunks(call: Call, utterances: Utterances) -> AsyncGenerator[dict
         async for index, said in utterances:
             cost += said.usage
             thought += said.thought_tokens
-            for chunk in chunks_chat(call, index, said, first=index not in begun):
+            for chunk in await chunk_of(said, partial(written_chat, call, index, said, first=index not in begun)):
                 yield chunk
             begun.add(index)
     if call.usage:
@@ -177,6 +181,10 @@ def around_embeddings(model: str, tokens: int) -> tuple[bytes, bytes]:
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     after = orjson.dumps({"model": model, "usage": usage})[1:]
     return b'{"object":"list","data":[', b"]," + after
+
+
+def written_chat(call: Call, index: int, said: Utterance, *, first: bool) -> list[dict[str, Any]]:
+    return list(chunks_chat(call, index, said, first=first))
 
 
 @router.post("/v1/embeddings", openapi_extra=takes(EmbeddingRequest), summary="Texts as vectors.")

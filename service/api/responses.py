@@ -13,12 +13,12 @@ from starlette.responses import Response
 
 from service.api.alike import write_error
 from service.api.dialect import Dialect, about, body, permitted, takes
-from service.api.generating import spoken
+from service.api.generating import json_of, kept, spoken
 from service.api.items import said, streamed
 from service.api.responses_read import read_response, repeated
 from service.api.responses_wire import ResponseRequest
 from service.api.responses_write import Call, Events, write_response
-from service.api.stream import EventStream, JsonResponse, answer, events, named
+from service.api.stream import EventStream, answer, events, named
 
 router = APIRouter(tags=["OpenAI responses"])
 
@@ -36,7 +36,8 @@ async def respond(request: Request, wire: ResponseRequest) -> Response:
     if wire.stream:
         told = Events(call)
         return await EventStream.open(events(streamed(told, utterances), told.failed, spell=named))
-    return JsonResponse(write_response(call, await said(utterances)))
+    parts = await said(kept(request, utterances))
+    return await json_of(parts, lambda: write_response(call, parts))
 
 
 DIALECT = Dialect(

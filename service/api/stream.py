@@ -28,6 +28,7 @@ NUMBERS = orjson.OPT_SERIALIZE_NUMPY
 SILENCE_S = 10
 SENT = 1 << 18  # bytes of an answer that are sent at a time
 MOST_NUMBERS, MOST_OBJECTS = 1 << 12, 16  # that are written as JSON in one go, beside other threads
+MOST_ITEMS = 64  # of a list within an object that is written in one go
 
 
 def float32(values: Sequence[float] | memoryview) -> NDArray[np.float32]:
@@ -82,11 +83,24 @@ def dumps_sliced(content: Any) -> bytes:
             return b"[%s]" % b",".join(orjson.dumps(each, option=NUMBERS)[1:-1] for each in pieces)
         case [list() | np.ndarray(), *_]:
             return b"[%s]" % b",".join(map(dumps_sliced, content))
+        case [dict(), *_] if any(map(is_long, content)):
+            return b"[%s]" % b",".join(map(dumps_sliced, content))
         case [first, *_]:
             some = sliced(content, MOST_OBJECTS if isinstance(first, dict) else MOST_NUMBERS)
             return b"[%s]" % b",".join(orjson.dumps(each, option=NUMBERS)[1:-1] for each in some)
         case _:
             return orjson.dumps(content, option=NUMBERS)
+
+
+def is_long(content: Any) -> bool:
+    """Whether there is a list of more than MOST_ITEMS in it."""
+    match content:
+        case dict():
+            return any(map(is_long, content.values()))
+        case list() | tuple():
+            return len(content) > MOST_ITEMS or any(map(is_long, content))
+        case _:
+            return False
 
 
 async def answer(request: Request, work: Coroutine[Any, Any, Response]) -> Response:

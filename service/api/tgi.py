@@ -18,7 +18,7 @@ from service.api.drawing import wrong
 from service.api.generation_wire import INSIDE, GenerateParameters
 from service.api.generation_wire import generating as asked
 from service.api.generation_write import answered, chunks, write_error
-from service.api.stream import EventStream, JsonResponse, answer, events
+from service.api.stream import EventStream, answer, events
 from service.errors import BadRequest, Expired, PolyheadError, StepFailed, Stopped
 from service.model import Model
 from service.transcript import whole
@@ -57,8 +57,8 @@ async def generated(request: Request, wire: GenerateRequest, *, stream: bool) ->
     if stream:
         parts = chunks(wire.parameters, model, wire.inputs, answers, continuation.longest)
         return await EventStream.open(events(parts, write_error))
-    [first, *_] = answered(wire.parameters, model, wire.inputs, await whole(count, answers))
-    return JsonResponse(first)
+    pieces = await whole(count, generating.kept(request, answers))
+    return await generating.json_of(pieces, lambda: answered(wire.parameters, model, wire.inputs, pieces)[0])
 
 
 def named(request: Request, adapter: str) -> Model:

@@ -17,10 +17,11 @@ from typing import TypeVar, cast
 
 import torch
 
+from service.engine.delivery import Deliveries
 from service.engine.pace import Pace
 from service.engine.pulse import Pulse
 from service.engine.stream import Lead, Link, Stream
-from service.engine.worker import Answer, Counts, Ended, Observer, Step, Worker, not_begun
+from service.engine.worker import Counts, Ended, Observer, Step, Worker, not_begun
 from service.errors import PolyheadError, Stopped, Unavailable
 from service.outcome import Failure, attempt, on_thread, result, settle
 from service.request import Duty, Failed, Request
@@ -62,7 +63,7 @@ class Engine:
         self._quiet: dict[Worker | Link | None, asyncio.Event] = {}  # somebody waits until there are no open ones
         self._calls: set[asyncio.Future[object]] = set()
         self._closing = self._gone = False
-        self._pulse = Pulse()
+        self._pulse, self._deliveries = Pulse(), Deliveries()
 
     @property
     def alive(self) -> bool:
@@ -243,17 +244,12 @@ class Engine:
             await asyncio.wait_for(quiet.wait(), seconds)
         del self._quiet[of]
 
-    def _deliver(self, answers: list[Answer]) -> None:
-        for ticket, event in answers:
-            ticket.receive(event)
-
     def _bring(self, worker: Worker, step: Step) -> None:
-        self._lead.give()
         report = step.report
         for adapter, link in self._links.get(worker, {}).items():
             own = report.running - sum(report.adapters.values())
             self._running[link] = report.adapters.get(adapter, 0) if adapter else own
-        self._deliver(step.answers)
+        self._deliveries.add(worker, step.answers, self._lead.give)
         self._observer.step(step.report)
 
     def _rested(self, worker: Worker) -> None:
@@ -320,7 +316,7 @@ class Engine:
         now = perf_counter()
         for worker in self._turns.parties():
             if answers := worker.expire(now):
-                self._post(partial(self._deliver, answers))
+                self._post(partial(self._deliveries.add, worker, answers))
 
     def _settle(self) -> None:
         """Check and tell of the workers that have come to rest."""
@@ -363,7 +359,7 @@ class Engine:
             return
         log.error("a request to model %r failed: %s", worker.model, answers[0][0].request.id, exc_info=error)
         self._prove(worker)  # first, so that whoever is told of the failure can know
-        self._post(partial(self._deliver, answers))
+        self._post(partial(self._deliveries.add, worker, answers))
 
     def _prove(self, worker: Worker) -> None:
         proof = attempt(worker.prove)

@@ -1,0 +1,47 @@
+"""How the events of a step reach their streams: in slices, so that other work on the event loop gets its turn."""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from service.engine.worker import Answer, Worker
+from service.slices import SLICE
+
+
+class Deliveries:
+    """Events on their way.  Those of one worker arrive in the order in which they were added.
+
+    Lives on the event loop thread.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Worker, deque[tuple[Iterator[Answer], Callable[[], None]]]] = {}
+
+    def add(self, worker: Worker, answers: Sequence[Answer], delivered: Callable[[], None] = lambda: None) -> None:
+        """Deliver `answers`, at most SLICE in one turn of the event loop, the first now if no others wait; then call
+        `delivered`."""
+        if worker in self._waiting:
+            self._waiting[worker].append((iter(answers), delivered))
+        else:
+            self._waiting[worker] = deque([(iter(answers), delivered)])
+            self._turn(worker)
+
+    def _turn(self, worker: Worker) -> None:
+        """Deliver the next SLICE.  Where a stream raises, the events behind it are delivered all the same."""
+        waiting = self._waiting[worker]
+        left = SLICE
+        try:
+            while waiting and left:
+                answers, delivered = waiting[0]
+                for ticket, event in islice(answers, left):
+                    left -= 1
+                    ticket.receive(event)
+                if left:
+                    waiting.popleft()
+                    delivered()
+        finally:
+            if waiting:
+                asyncio.get_running_loop().call_soon(self._turn, worker)
+            else:
+                del self._waiting[worker]
