@@ -138,7 +138,8 @@ def read_inputs(
 
     Ids are taken as they are, special tokens included.  `check` is called between slices of the texts, and ends the
     work by raising.  Raises TooMany where the windows of all inputs have more than `asked.most_windowed` tokens, or
-    where the words for their masks would be too long an answer, and AnswerTooLarge where the vectors of their tokens would.
+    where the words for their masks would be too long an answer, and AnswerTooLarge where the vectors of their tokens
+    would.
     """
     how, attempt = request_for(model, asked, terms), kept if asked.partial else raised
     wrong = [attempt(partial(check_input, model, asked, index)) for index in range(len(asked.inputs))]
@@ -175,7 +176,8 @@ def check_windows(asked: Reading, reads: Sequence[Read]) -> None:
     if tokens > asked.most_windowed:
         message = (
             f"{asked.field}: would be read in {count} windows of {tokens} tokens together, at most "
-            f"{asked.most_windowed} tokens a call are read in windows (max_tokens_in_flight); let windows share less, or send fewer inputs"
+            f"{asked.most_windowed} tokens a call are read in windows (max_tokens_in_flight); "
+            "let windows share less, or send fewer inputs"
         )
         raise TooMany(message, param=asked.field)
 
