@@ -38,7 +38,7 @@ EIGHT = np.where(BITS == 1, 0, NEVER).astype(np.float32)  # [256, 8]: what is ad
 class History:
     """Tokens that came, in one array with room for more."""
 
-    def __init__(self, tokens: Sequence[int]) -> None:
+    def __init__(self, tokens: Sequence[int] | Ints) -> None:
         self._room, self._count = np.array(tokens, np.int64), len(tokens)
 
     @property
