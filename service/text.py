@@ -22,7 +22,7 @@ from service.grammar import Grammar, Thinking
 from service.guide import Guide
 from service.guides import Guides
 from service.headroom import CHARACTER, UNBOUNDED, Headroom
-from service.inputs import Input, Read, Reading, batched, encoded_texts, read_inputs
+from service.inputs import Input, Read, Reading, batched, encoded_texts, prompt_length, read_inputs
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
 from service.outcome import attempt, on_thread
@@ -113,7 +113,8 @@ class Text:
         wanted."""
         with concerning(model):
             self._check_count(asked.field, len(asked.inputs))
-            work = Job(asked.field, sum(map(length, asked.inputs)), terms.deadline)
+            characters = sum(length(given) + prompt_length(model, asked, given) for given in asked.inputs)
+            work = Job(asked.field, characters, terms.deadline)
             return await self._run(model, work, lambda: read_inputs(model, asked, call, terms, work.check))
 
     async def tokens(

@@ -32,6 +32,7 @@ BOTH_ORDERS = "both_orders"
 MODULES, SPARSE = "modules.json", "SpladePooling"
 PROMPTS, LOWERED = "config_sentence_transformers.json", "sentence_bert_config.json"
 NO_PROMPTS: Mapping[str, str] = {"": ""}
+MOST_PROMPTS, LONGEST_PROMPT, LONGEST_NAME = 256, 4096, 256  # characters of a prompt and of its name
 LONGEST_SANE = 1 << 24  # tokenizers write 10^30 where they know of no limit
 POOLINGS: dict[str, Pooling] = {
     "mean": "mean",
@@ -234,11 +235,26 @@ def prompts_of(folder: Path) -> dict[str, str]:
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError("prompts should be an object of strings", file=str(file))
+    refuse_long(file, prompts)
     default = config.get("default_prompt_name")
-    if default is not None and default not in prompts:
-        message = f"default_prompt_name {default!r} is none of its prompts: {', '.join(prompts) or 'there are none'}"
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        known = ", ".join(prompts) or "there are none"
+        message = f"default_prompt_name {str(default)[:60]!r} is none of its prompts: {known}"
         raise CheckpointError(message, file=str(file))
     return {**prompts, "": prompts[default] if default else ""}
+
+
+def refuse_long(file: Path, prompts: Mapping[str, str]) -> None:
+    """CheckpointError for prompts that are too many or too long to be put before every text."""
+    if len(prompts) > MOST_PROMPTS:
+        raise CheckpointError(f"prompts has {len(prompts)} prompts; {MOST_PROMPTS} are the most", file=str(file))
+    for name, prompt in prompts.items():
+        if len(name) > LONGEST_NAME:
+            message = f"prompts has a name of {len(name)} characters, {name[:60]!r}...; {LONGEST_NAME} are the most"
+            raise CheckpointError(message, file=str(file))
+        if len(prompt) > LONGEST_PROMPT:
+            message = f"the prompt {name[:60]!r} has {len(prompt)} characters; {LONGEST_PROMPT} are the most"
+            raise CheckpointError(message, file=str(file))
 
 
 def pooled(pooling: Pooling, normalise: bool, prompts: Mapping[str, str] = NO_PROMPTS) -> Head:
