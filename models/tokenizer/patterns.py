@@ -37,8 +37,8 @@ def refuse_runaway(backend: Tokenizer) -> float:
         growth *= grown if part != "decoder" else 1.0  # which reads a token at a time
         if max(growth, grown) > MOST_GROWTH:
             raise CheckpointError(f"its {part} makes more than {MOST_GROWTH} characters of one")
-    for text, kind in ((("",), "text"), (("", ""), "pair")):  # what it panics on here is no pattern
-        around = followed(lambda text=text: len(backend.encode(*text)), refused(), refused())  # type: ignore[misc]
+    for kind, pair in (("text", None), ("pair", "")):  # what it panics on here is no pattern
+        around = followed(lambda pair=pair: len(backend.encode("", pair)), refused(), refused())  # type: ignore[misc]
         if around > MOST_AROUND:
             raise CheckpointError(f"it puts {around} tokens round a {kind}; {MOST_AROUND} are the most")
     for text in TRIED:
