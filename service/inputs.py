@@ -231,6 +231,11 @@ def prompt_of(model: Model, asked: Reading) -> str:
     return model.prompts.get(asked.prompt, "")
 
 
+def prompt_length(model: Model, asked: Reading, given: Input) -> int:
+    """Characters that are put before one of the inputs; a pair and ids have no prompt."""
+    return len(model.prompts.get(asked.prompt, "")) if isinstance(given, str) else 0
+
+
 def orders(model: Model, prompt: str, given: str | tuple[str, str]) -> list[str | tuple[str, str]]:
     """The text, or the pair, in every order in which it is read."""
     if isinstance(given, str):
@@ -301,7 +306,7 @@ def check_input(model: Model, asked: Reading, index: int) -> None:
         known_tokens(model, [id for id in given if isinstance(id, int)], where)
     for text in (given,) if isinstance(given, str) else given:
         if isinstance(text, str):
-            check_characters(model, text, where)
+            check_characters(model, text, where, prompt_length(model, asked, given))
 
 
 def is_text(given: Input) -> TypeGuard[str | tuple[str, str]]:

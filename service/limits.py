@@ -19,13 +19,15 @@ def place(field: str, index: int, count: int) -> str:
     return field if count == 1 else f"{field}[{index}]"
 
 
-def check_characters(model: Model, text: str, where: str) -> None:
-    """Turning text into tokens holds up everybody else; of an absurdly long one it is not begun."""
+def check_characters(model: Model, text: str, where: str, before: int = 0) -> None:
+    """Turning text into tokens holds up everybody else; of an absurdly long one it is not begun.  `before` is the
+    length of the prompt that is put before it."""
     most = max(FEWEST, min(CHARACTERS * model.max_tokens, int(GROWN / model.tokenizer.growth)))
-    if len(text) > most:
+    if before + len(text) > most:
+        with_prompt = f" with its prompt of {before}" if before else ""
+        length = f"has {before + len(text)} characters{with_prompt}"
         raise TooLong(
-            f"{where}: has {len(text)} characters, at most {most} are read: the model takes {model.max_tokens} tokens",
-            param=where,
+            f"{where}: {length}, at most {most} are read: the model takes {model.max_tokens} tokens", param=where
         )
 
 

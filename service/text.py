@@ -21,7 +21,16 @@ from service.grammar import Grammar, Thinking
 from service.guide import Guide
 from service.guides import Guides
 from service.headroom import CHARACTER, UNBOUNDED, Headroom
-from service.inputs import MOST_WINDOWED, Input, Read, Reading, batched, encoded_texts, read_inputs
+from service.inputs import (
+    MOST_WINDOWED,
+    Input,
+    Read,
+    Reading,
+    batched,
+    encoded_texts,
+    prompt_length,
+    read_inputs,
+)
 from service.limits import FEWEST, check_characters, known_tokens, place
 from service.model import Model, concerning
 from service.prompts import Chat, Continuation, Prompt, encoded_chat, read_prompts, rendered, thinking_left
@@ -114,8 +123,8 @@ class Text:
         wanted."""
         with concerning(model):
             self._check_count(asked.field, len(asked.inputs))
-            beside = len(model.prompts.get(asked.prompt, "")) * len(asked.inputs)  # before each of them
-            work = Job(asked.field, sum(map(length, asked.inputs)) + beside, terms)
+            characters = sum(length(given) + prompt_length(model, asked, given) for given in asked.inputs)
+            work = Job(asked.field, characters, terms)
             bounded = replace(asked, most_windowed=self._window_limit)
             return await self._run(model, work, lambda: read_inputs(model, bounded, call, terms, work.check))
 

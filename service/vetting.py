@@ -26,6 +26,8 @@ MEMORY = 4 << 30  # bytes of addresses
 CHARACTERS = 1 << 13  # of a text that is tried
 SECONDS_A_TEXT = 0.25  # of a processor, for such a text; ten times what published tokenizers take
 PIECES = ("a", "a ", " ", "\n", "0", ".", "é", "the quick brown fox ", "\u4e2d")
+OWN_IDS = 512  # the first tokens of a vocabulary, of which texts are made too
+OWN_PIECES = 4  # of them, each a text of its own
 KINDS = {kind.__name__: kind for kind in (CheckpointError, UnsupportedError)}
 PATHS = "import sys, importlib; sys.path[:] = sys.argv[2:]; importlib.import_module(sys.argv[1]).main()"
 
@@ -96,7 +98,7 @@ def tried(asked: dict[str, Any]) -> CheckpointError | None:
         tokenizer = Tokenizer.from_folder(Path(asked["folder"]))
     except CheckpointError as error:
         return error
-    for piece in PIECES:
+    for piece in (*PIECES, *own_pieces(tokenizer)):
         text = (piece * CHARACTERS)[:CHARACTERS]
         began = time.process_time()
         with suppress(EncodingError, TokenizerError):  # of a text, which are the errors of that request
@@ -104,9 +106,22 @@ def tried(asked: dict[str, Any]) -> CheckpointError | None:
             tokenizer.decode(encoding.ids[:CHARACTERS])
         seconds, most = time.process_time() - began, asked["text_seconds"]
         if seconds > most:
-            said = f"{seconds:.1f} s of a processor for {len(text)} characters as {piece!r}; {most:g} s are the most"
+            said = (
+                f"{seconds:.1f} s of a processor for {len(text)} characters as {piece[:60]!r}; {most:g} s are the most"
+            )
             return wrong(asked["folder"], f"the tokenizer takes {said}")
     return None
+
+
+def own_pieces(tokenizer: Tokenizer) -> list[str]:
+    """The vocabulary's first pieces, which are its commonest: some alone, and all in one text.  A vocabulary may have
+    no token for any other text."""
+    pieces = dict[str, None]()
+    for token in range(min(OWN_IDS, tokenizer.vocab_size)):
+        with suppress(EncodingError, TokenizerError):
+            pieces[tokenizer.decode([token])] = None
+    found = [piece for piece in pieces if piece.strip()]
+    return [*found[:OWN_PIECES], "".join(found)] if found else []
 
 
 def written(error: CheckpointError | None) -> dict[str, str]:

@@ -6,6 +6,7 @@ what it touched: `python hostile.py CASES.json` where CASES are [name, source] p
 
 import json
 import os
+import shutil
 import struct
 import sys
 import time
@@ -303,6 +304,47 @@ def templated_round(tokens: int, times: int, texts: int = 1) -> Callable[[dict[s
     return lambda values: values.update(post_processor=made)
 
 
+def templated_pair(*ids: str) -> Callable[[dict[str, Any]], None]:
+    """A template whose text for a pair has these texts."""
+
+    def change(values: dict[str, Any]) -> None:
+        texts = [{"Sequence": {"id": name, "type_id": 0}} for name in ids]
+        values["post_processor"] = {
+            "type": "TemplateProcessing",
+            "single": texts[:1],
+            "pair": texts,
+            "special_tokens": {},
+        }
+
+    return change
+
+
+def repeated_unseen(values: dict[str, Any]) -> None:
+    """A template with very many texts, in a sequence, over a vocabulary that has a token for z and nothing else."""
+    ids = {"[PAD]": 0, "[UNK]": 1, "[CLS]": 2, "[SEP]": 3, "[MASK]": 4, "z": 5}
+    values["model"] = {"type": "BPE", "vocab": ids, "merges": []}
+    values["normalizer"] = values["pre_tokenizer"] = values["decoder"] = None
+    templated_round(1, 1, 100_000)(values)
+    values["post_processor"] = {"type": "Sequence", "processors": [BYTES, values["post_processor"]]}
+
+
+def long_piece(size: int, decoder: dict[str, Any] | None = None) -> Callable[[dict[str, Any]], None]:
+    """A vocabulary with one more piece, so long."""
+
+    def change(values: dict[str, Any]) -> None:
+        known = values["model"]["vocab"]
+        known["x" * size] = max(known.values()) + 1
+        values["decoder"] = decoder or values["decoder"]
+
+    return change
+
+
+def long_added_token(values: dict[str, Any]) -> None:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+    number = max(values["model"]["vocab"].values()) + 1
+    values["added_tokens"].append({"id": number, "content": "x" * 1_000_000, **flags})
+
+
 BYTES: dict[str, Any] = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 SPLIT: dict[str, Any] = {"type": "Split", "behavior": "Isolated", "invert": False}
 TOKENIZERS: dict[str, Callable[[dict[str, Any]], object]] = {
@@ -325,6 +367,14 @@ TOKENIZERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a template with many texts": templated_round(1, 1, 100_000),
     "a template with many tokens": templated_round(10_000, 10_000),
     "a template with a long token": templated_round(300_000, 1),
+    "a template with two texts": templated_round(1, 1, 2),
+    "a template with no text": templated_round(1, 1, 0),
+    "a template of many parts": templated_round(1, 100),
+    "a template with a text of a pair twice": templated_pair("A", "A", "B"),
+    "many texts, seen by a vocabulary of its own": repeated_unseen,
+    "a piece of a megabyte": long_piece(1_000_000),
+    "a piece that its decoder makes long": long_piece(1000, replacing("x", "x" * 100)),
+    "an added token of a megabyte": long_added_token,
 }
 
 
@@ -342,9 +392,29 @@ def adapted(name: str) -> Callable[[Path], None]:
     return write
 
 
-def holding_up(folder: Path) -> None:
-    describe(folder, "adapter_config.json", peft_type="LORA", base_model_name_or_path=str(folder), r=1, lora_alpha=1)
-    describe(folder, "adapter_config.json", rank_pattern={"(a+)+$": 2})
+def ranked(*patterns: str) -> Callable[[Path], None]:
+    """An adapter with these patterns of ranks."""
+
+    def write(folder: Path) -> None:
+        adapter = {"peft_type": "LORA", "base_model_name_or_path": "base", "r": 1, "lora_alpha": 1}
+        shutil.copytree(folder, folder / "base")
+        describe(folder, "adapter_config.json", **adapter, rank_pattern=dict.fromkeys(patterns, 2))
+        name = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_{}.weight"
+        tensors = {name.format("A"): tensor(0, 128, [1, 32]), name.format("B"): tensor(128, 256, [32, 1])}
+        (folder / "adapter_model.safetensors").write_bytes(header(tensors, bytes(256)))
+
+    return write
+
+
+def embedding(**settings: Any) -> Callable[[Path], None]:
+    """An embedder with these settings of sentence-transformers."""
+
+    def write(folder: Path) -> None:
+        describe(folder, architectures=["BertModel"])
+        (folder / "modules.json").write_text(json.dumps([{"type": "a.Transformer", "path": ""}]))
+        describe(folder, "config_sentence_transformers.json", **settings)
+
+    return write
 
 
 ONE = tensor(0, 4, [1])
@@ -422,7 +492,14 @@ FOLDERS: dict[str, Callable[[Path], object]] = {
     **{f"a tokenizer: {name}": partial(vocabulary, change=change) for name, change in TOKENIZERS.items()},
     "a base that is linked up": adapted(f"../{OUTSIDE}"),
     "a base at the root": adapted("/etc"),
-    "a pattern of ranks that holds up": holding_up,
+    "a pattern of ranks that holds up": ranked("(a+)+$"),
+    "a pattern of ranks with two numbers of repeats": ranked("[ab]*a[ab]*b"),
+    "a hundred thousand patterns of ranks": ranked(*(f"{number}.x" for number in range(100_000))),
+    "a tensor with a long name": weights(header({"a" * 513: ONE}, bytes(4))),
+    "a prompt of a megabyte": embedding(prompts={"q": "!" * 1_000_000}, default_prompt_name="q"),
+    "a thousand prompts": embedding(prompts={str(number): "" for number in range(1000)}),
+    "a prompt with a name of a megabyte": embedding(prompts={"q" * 1_000_000: "!"}),
+    "a default prompt with a name of a megabyte": embedding(prompts={}, default_prompt_name="q" * 1_000_000),
 }
 GENERATORS: dict[str, Callable[[Path], object]] = {
     **{f"a template that {what}": templated(source) for what, source in TEMPLATES.items()},
@@ -434,6 +511,8 @@ GENERATORS: dict[str, Callable[[Path], object]] = {
     ),
     "ends that are linked": linked("generation_config.json"),
     "ends that are a pipe": pipe("generation_config.json"),
+    "a million ends": said("generation_config.json", eos_token_id=list(range(1_000_000))),
+    "a million ends in the description": said(eos_token_id=list(range(1_000_000))),
     "10^9 layers with windows": said(
         model_type="qwen2",
         architectures=["Qwen2ForCausalLM"],
@@ -496,6 +575,7 @@ FILES: dict[str, bytes | tuple[int, bytes]] = {  # a length and how it begins, o
         tensors=b"".join(placed(f"a{number % 60_000}", [0], 0) for number in range(1, 60_002)), counts=(60_001, 0)
     ),
     "one field twice": gguf(LLAMA + LLAMA, counts=(0, 2)),
+    "a tensor with a long name": gguf(tensors=placed("a" * 513, [4], 0), counts=(1, 0), rest=bytes(64)),
     "a kind of 2^31": gguf(tensors=placed("a", [4], 0, 1 << 31), counts=(1, 0), rest=bytes(64)),
     "an alignment of 2^63": gguf(
         text("general.alignment") + struct.pack("<IQ", 10, 1 << 63), placed("a", [4], 0), counts=(1, 1), rest=bytes(64)

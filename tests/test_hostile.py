@@ -84,3 +84,12 @@ def test_links_inside_a_folder_are_followed(tiny_classifier: Path, tmp_path: Pat
         (tmp_path / "model" / file.name).symlink_to(os.path.join("..data", file.name))
     (tmp_path / "current").symlink_to("model")
     assert load(str(tmp_path / "current")).labels == checkpoints.LABELS
+
+
+def test_ends_that_are_no_tokens_are_left_out(tiny_generator: Path, tmp_path: Path) -> None:
+    """Numbers that a network has no logit for would end the step of everybody."""
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_generator, folder)
+    wanted = load(str(tiny_generator)).stop_tokens
+    hostile.describe(folder, "generation_config.json", eos_token_id=[2, -3, True, 2**63 + 5, 1 << 40, 2.0, "3"])
+    assert load(str(folder)).stop_tokens == wanted | {2}

@@ -26,7 +26,7 @@ from service.vetting import Vetting
 
 PATIENCE_S = 120.0
 WORDS = "a tokenizer: words of any length"  # takes minutes for a long word
-HANGS, ABORTS = "a tokenizer: a template with many texts", "a normalizer that panics"
+HANGS, ABORTS = "a tokenizer: pieces of any length", "a normalizer that panics"
 DIES = (
     r"the tokenizers library fails on the tokenizer: the process that tried it ended with signal 6; it may take 4 GiB"
 )
@@ -82,6 +82,25 @@ def test_one_that_takes_long_for_a_text_says_for_which(
     said = r"the tokenizer takes \S+ s of a processor for 8192 characters as 'a'; 0.25 s are the most"
     with pytest.raises(CheckpointError, match=said):
         vet.vet(spoiled("a tokenizer: a normalizer that multiplies within bounds"))
+
+
+def test_texts_of_the_vocabulary_s_own_pieces_are_tried_too(
+    vet: Vetting, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Slow only on a letter that stands in no fixed text, and for which alone the vocabulary has a token."""
+    folder = tmp_path / "z"
+    shutil.copytree(tiny_classifier, folder)
+
+    def slow(values: dict[str, Any]) -> None:
+        hostile.repeated_unseen(values)
+        values["post_processor"] = None
+        hostile.normalized(*[hostile.replacing("z", "zz")] * 8)(values)
+
+    hostile.vocabulary(folder, slow)
+    monkeypatch.setattr(vetting, "SECONDS", 60)
+    monkeypatch.setattr(vetting, "SECONDS_A_TEXT", 0.05)  # of two million tokens
+    with pytest.raises(CheckpointError, match="s of a processor for 8192 characters as 'z'"):
+        vet.vet(folder)
 
 
 def test_what_is_wrong_otherwise_is_said_as_by_whoever_reads_it(vet: Vetting, spoiled: Callable[[str], Path]) -> None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from models.architectures import Family, HeadSpec, rename
 from models.checkpoint.compressed import Compressed
 from models.checkpoint.hub import is_id
+from models.checkpoint.module_patterns import LONGEST, NotSimple, matches, parsed
 from models.checkpoint.parts import Json, Parts, read_json
 from models.checkpoint.tensors import Entry, ignore, readable, safetensors
 from models.errors import CheckpointError, UnsupportedError
@@ -45,10 +46,7 @@ HARMLESS = (
 )
 # Of these some values do change them: biases of the base, and starts that take something away from the base.
 LIMITED: Json = {"bias": (None, "none"), "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal")}
-# Of the expressions that peft allows only those are followed that no module's name can hold up.
-QUANTIFIED, NESTED = re.compile(r"[*+?{]"), re.compile(r"\)\s*[*+?{]")
-MOST_QUANTIFIED = 2
-LONGEST_PATTERN = 200
+MOST_PATTERNS = 1024  # of ranks, and of alphas
 LARGEST_ALPHA = 1e9  # more is no setting but an accident
 log = getLogger(__name__)
 
@@ -147,19 +145,19 @@ def refuse_foreign(file: Path, settings: Json) -> None:
 
 
 def refuse_runaway(file: Path, key: str, patterns: Any) -> None:
-    """Expressions that are none, or that could look at a module's name for ever."""
-    for pattern in patterns if isinstance(patterns, dict) else ():
-        if (
-            len(pattern) > LONGEST_PATTERN
-            or NESTED.search(pattern)
-            or len(QUANTIFIED.findall(pattern)) > MOST_QUANTIFIED
-        ):
-            message = f"{key} has the expression {pattern!r}, too complex to be followed; merge it with peft"
-            raise UnsupportedError(message, file=str(file))
+    """UnsupportedError for patterns that are too many, or have more than is matched here."""
+    patterns = patterns if isinstance(patterns, dict) else {}
+    if len(patterns) > MOST_PATTERNS:
+        raise UnsupportedError(f"{key} has {len(patterns)} patterns; {MOST_PATTERNS} are the most", file=str(file))
+    for pattern in patterns:
         try:
-            re.compile(pattern)
-        except re.error as error:
-            raise CheckpointError(f"{key} has {pattern!r}, which is no expression: {error}", file=str(file)) from None
+            parsed(pattern)
+        except NotSimple:
+            message = (
+                f"{key} has the pattern {pattern[:LONGEST]!r}; patterns of at most {LONGEST} characters are matched, "
+                "of names, \\d+, .* and alternatives such as (a|b); merge the adapter with peft"
+            )
+            raise UnsupportedError(message, file=str(file)) from None
 
 
 def pair_of(sides: Mapping[str, Entry]) -> tuple[Entry, Entry]:
@@ -261,4 +259,4 @@ def scale_of(adapter: Adapter, module: str, rank: int) -> float:
 def matching(pattern: Any, module: str, default: Any) -> Any:
     """The value of the first pattern that matches the end of the module's name, as peft chooses it."""
     items: Iterable[tuple[str, Any]] = pattern.items() if isinstance(pattern, dict) else ()
-    return next((value for key, value in items if re.fullmatch(rf"(.*\.)?({key})", module)), default)
+    return next((value for key, value in items if matches(key, module)), default)

@@ -34,7 +34,8 @@ PROMPTS, LOWERED = "config_sentence_transformers.json", "sentence_bert_config.js
 NO_PROMPTS: Mapping[str, str] = {"": ""}
 LONGEST_SANE = 1 << 24  # tokenizers write 10^30 where they know of no limit
 LONGEST_NAME = 1000  # characters of a label or of a prompt's name: answers repeat them
-LONGEST_PROMPT = 10_000  # characters: every text has it before it
+MOST_PROMPTS = 256
+LONGEST_PROMPT = 4096  # characters: every text has it before it
 MOST_NAMED = 4 << 20  # characters of all labels, or of all prompts with their names
 POOLINGS: dict[str, Pooling] = {
     "mean": "mean",
@@ -258,13 +259,16 @@ def prompts_of(folder: Path) -> dict[str, str]:
     prompts = config.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
         raise CheckpointError("prompts should be an object of strings", file=str(file))
+    if len(prompts) > MOST_PROMPTS:
+        raise CheckpointError(f"prompts has {len(prompts)} prompts; {MOST_PROMPTS} are the most", file=str(file))
     check_names("prompts", tuple(prompts), str(file))
     for text in prompts.values():
         check_characters("prompts", text, LONGEST_PROMPT, str(file))
     check_total("prompts", sum(len(name) + len(text) for name, text in prompts.items()), str(file))
     default = config.get("default_prompt_name")
-    if default is not None and default not in prompts:
-        message = f"default_prompt_name {default!r} is none of its prompts: {', '.join(prompts) or 'there are none'}"
+    if default is not None and (not isinstance(default, str) or default not in prompts):
+        known = ", ".join(prompts) or "there are none"
+        message = f"default_prompt_name {str(default)[:60]!r} is none of its prompts: {known}"
         raise CheckpointError(message, file=str(file))
     return {**prompts, "": prompts[default] if default else ""}
 

@@ -7,6 +7,7 @@ refused from small files and headers, before a tensor is read, with a sentence t
 from dataclasses import replace
 from functools import partial
 from pathlib import Path, PurePath
+from typing import Any
 
 from models.architectures import FAMILIES, Family, HeadSpec, rename
 from models.chat import ChatTemplate
@@ -14,7 +15,7 @@ from models.checkpoint import compressed
 from models.checkpoint.answers import HEADS, pools
 from models.checkpoint.description import Description
 from models.checkpoint.formats import INDEX, SINGLE, no_weights, refuse_folder
-from models.checkpoint.parts import Json, Parts, Vet, configured, read_json, template, trust
+from models.checkpoint.parts import MOST_STOPS, Json, Parts, Vet, configured, read_json, template, trust, within
 from models.checkpoint.tensors import Entry, refuse_many, safetensors
 from models.errors import CheckpointError, UnsupportedError
 from models.files import subfolder, text
@@ -50,7 +51,7 @@ def describe(parts: Parts, vet: Vet = trust) -> Description:
         translate=partial(rename, parts.family, parts.spec.renames),
         tokenizer=tokenizer,
         chat=chat_of(parts.path, tokenizer) if generates else None,
-        stop_tokens=stops_of(parts, tokenizer) if generates else frozenset(),
+        stop_tokens=stops_of(parts, tokenizer, config.vocab_size) if generates else frozenset(),
         max_tokens=limit,
         parts=parts,
     )
@@ -156,10 +157,20 @@ def chat_of(path: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
     return template(str(path), {"default": source}, tokenizer)
 
 
-def stops_of(parts: Parts, tokenizer: Tokenizer) -> frozenset[int]:
-    """Every token that any of the files calls the end."""
-    generation = read_json(parts.path / "generation_config.json", {})
-    stops: set[int] = set() if tokenizer.eos_id is None else {tokenizer.eos_id}
-    for said in (generation.get("eos_token_id"), parts.config.get("eos_token_id")):
-        stops.update(token for token in (said if isinstance(said, list) else [said]) if isinstance(token, int))
-    return frozenset(stops)
+def stops_of(parts: Parts, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
+    """Every token that any of the files calls the end; what is no token of the vocabulary is left out.
+
+    CheckpointError where a file lists too many.
+    """
+    stops: list[Any] = [tokenizer.eos_id]
+    for file, config in (
+        (parts.path / "generation_config.json", read_json(parts.path / "generation_config.json", {})),
+        (parts.path / "config.json", parts.config),
+    ):
+        said = config.get("eos_token_id")
+        listed = said if isinstance(said, list) else [said]
+        if len(listed) > MOST_STOPS:
+            message = f"eos_token_id has {len(listed)} tokens; {MOST_STOPS} are the most"
+            raise CheckpointError(message, file=str(file))
+        stops += listed
+    return within(stops, vocab_size)

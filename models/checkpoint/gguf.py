@@ -20,7 +20,7 @@ from models.chat import ChatTemplate
 from models.checkpoint.answers import language, pooled
 from models.checkpoint.description import Description, Head
 from models.checkpoint.metadata import header
-from models.checkpoint.parts import configured, template
+from models.checkpoint.parts import configured, template, within
 from models.checkpoint.tensors import Entry
 from models.config import ModelConfig
 from models.errors import CheckpointError, UnsupportedError
@@ -57,7 +57,7 @@ def describe(path: Path) -> Description:
         translate=partial(rename, dialect, config),
         tokenizer=tokenizer,
         chat=chat_of(path, metadata, tokenizer) if generates else None,
-        stop_tokens=stops_of(metadata, tokenizer) if generates else frozenset(),
+        stop_tokens=stops_of(metadata, tokenizer, config.vocab_size) if generates else frozenset(),
         max_tokens=config.max_positions,
     )
 
@@ -156,6 +156,5 @@ def chat_of(path: Path, metadata: Json, tokenizer: Tokenizer) -> ChatTemplate | 
     return template(str(path), {name: metadata.get(key) for name, key in keys.items()}, tokenizer)
 
 
-def stops_of(metadata: Json, tokenizer: Tokenizer) -> frozenset[int]:
-    said = [metadata.get(key) for key in ENDS] + [tokenizer.eos_id]
-    return frozenset(token for token in said if isinstance(token, int))
+def stops_of(metadata: Json, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
+    return within([*(metadata.get(key) for key in ENDS), tokenizer.eos_id], vocab_size)

@@ -19,7 +19,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 from torch import Tensor
 
-from models.checkpoint.tensors import Encoding, Entry, plain, refuse_many
+from models.checkpoint.tensors import Encoding, Entry, plain, refuse_long_name, refuse_many
 from models.errors import CheckpointError, UnsupportedError
 from models.files import opened
 from models.native.library import fastest
@@ -183,6 +183,7 @@ class _Header:
 
     def entry(self) -> tuple[str, Callable[[int], Entry]]:
         name = self.string()
+        refuse_long_name(self.path, name)
         # GGML counts the fastest dimension first.
         dimensions = self.number("<I")
         if dimensions > DIMENSIONS:

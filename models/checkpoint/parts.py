@@ -3,7 +3,7 @@
 Knows nothing of what the values mean.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,6 +20,7 @@ from models.tokenizer import Tokenizer
 Json = dict[str, Any]
 Vet = Callable[[Path], None]  # of a folder, before its tokenizer is read
 T = TypeVar("T")
+MOST_STOPS = 64  # tokens that end an answer; published models name up to ten
 
 
 def trust(folder: Path) -> None:
@@ -68,6 +69,11 @@ def template(file: str, sources: Mapping[str, Any], tokenizer: Tokenizer) -> Cha
         return ChatTemplate(source, tool_use=tools, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
     except ModelError as error:
         raise CheckpointError(str(error), file=file) from None
+
+
+def within(tokens: Iterable[object], vocab_size: int) -> frozenset[int]:
+    """The ids of tokens among these values; true and false are none."""
+    return frozenset(token for token in tokens if type(token) is int and 0 <= token < vocab_size)
 
 
 def configured(file: str, make: Callable[[], T]) -> T:

@@ -25,6 +25,7 @@ LONGEST_HEADER = 16 << 20  # bytes; the specification allows 100 MB, which no ne
 MOST_VALUES = 1 << 21  # of its JSON
 MOST_SIDES = 8  # of a tensor
 MOST_TENSORS = 1 << 18  # of all files together; the largest mixtures of experts have a third of that
+LONGEST_NAME = 512  # characters of a tensor's name; published ones have a hundred
 
 
 def ignore(size: int) -> None:
@@ -199,6 +200,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int, int]:
 
 
 def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
+    refuse_long_name(path, name)
     match fields:
         case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if (
             len(shape) <= MOST_SIDES and all(type(side) is int and side >= 0 for side in shape) and 0 <= begin <= end
@@ -213,6 +215,13 @@ def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
             tensor=name,
         )
     return entry
+
+
+def refuse_long_name(path: Path, name: str) -> None:
+    """CheckpointError for a tensor's name that no pattern should be compared with."""
+    if len(name) > LONGEST_NAME:
+        message = f"a tensor's name has {len(name)} characters; {LONGEST_NAME} are the most"
+        raise CheckpointError(message, file=str(path), tensor=f"{name[:60]}...")
 
 
 def readable(entry: Entry) -> None:

@@ -10,7 +10,7 @@ from logging import getLogger
 from pathlib import Path
 from typing import Any
 
-from models.checkpoint.parts import Json, configured, read_json
+from models.checkpoint.parts import MOST_STOPS, Json, configured, read_json
 from models.config import ModelConfig
 from models.decoding import Writing
 from models.errors import CheckpointError, UnsupportedError
@@ -101,8 +101,10 @@ def refuse_unknown(said: Json, file: Path) -> None:
 
 
 def stops_of(said: Json, config: Json) -> frozenset[int]:
-    ends = said.get("eos_token_id", config.get("eos_token_id"))
-    return frozenset(several(ends))
+    ends = several(said.get("eos_token_id", config.get("eos_token_id")))
+    if len(ends) > MOST_STOPS:
+        raise CheckpointError(f"eos_token_id has {len(ends)} tokens; {MOST_STOPS} are the most")
+    return frozenset(ends)
 
 
 def followed(said: Json, stops: frozenset[int], decoder: ModelConfig) -> Writing:

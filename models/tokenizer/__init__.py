@@ -114,13 +114,15 @@ class Tokenizer:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary, self._backend = vocabulary, vocabulary.backend
+        known = self._backend.get_vocab(with_added_tokens=True)
+        patterns.refuse_long_pieces(self._backend, known)
         self.growth = patterns.refuse_runaway(self._backend)
         self._spelling = Spelling(self._backend)
         self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos
         self.bos_id, self.eos_id, self.pad_id = map(self.find, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
         self.unk_id, self.mask_id = map(self.find, (vocabulary.unk, vocabulary.mask))
         self.marks_words = bool(getattr(self._backend.model, "continuing_subword_prefix", None))
-        self.vocab_size: int = max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.vocab_size: int = max(known.values(), default=-1) + 1
         if self.vocab_size > MOST_IDS:  # whoever makes a list of them would run out of memory
             raise CheckpointError(f"the vocabulary has ids up to {self.vocab_size - 1}; {MOST_IDS} are known here")
 

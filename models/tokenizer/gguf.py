@@ -12,6 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from models.errors import CheckpointError, UnsupportedError
 from models.tokenizer.vocabulary import (
+    LONGEST_PIECE,
     SPACE,
     SPLITS,
     Vocabulary,
@@ -116,6 +117,10 @@ def read(metadata: Mapping[str, Any]) -> Vocabulary:
 
 def _pieces(fields: _Fields) -> list[str]:
     pieces: list[str] = fields.array("tokens", str)
+    longest = max(pieces, key=len, default="")
+    if len(longest) > LONGEST_PIECE:  # before merges are made of its cuts
+        message = f"tokenizer.ggml.tokens has a piece of {len(longest)} characters, {longest[:40]!r}..."
+        raise CheckpointError(f"{message}; {LONGEST_PIECE} are the most")
     if len(set(pieces)) != len(pieces):
         seen: dict[str, int] = {}
         first, second = next((seen[p], i) for i, p in enumerate(pieces) if seen.setdefault(p, i) != i)

@@ -7,40 +7,77 @@ texts is refused before it is served, and so is what makes long texts of short o
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from math import prod
 from typing import Any
 
 from tokenizers import Tokenizer
 
 from models.errors import CheckpointError, EncodingError
 from models.tokenizer.panics import followed, refused, unreadable
+from models.tokenizer.vocabulary import LONGEST_PIECE
 
 TRIED = tuple(f"{character * 48}{end}" for character in ("a", "A", "0", " ", "\n", ".", "é") for end in ("", "!", "z"))
 MOST_GROWTH = 256  # characters that a character may become
 MOST_STEPS = 256  # of a normalizer, or of any other part; published ones have a dozen
-MOST_AROUND = 1024  # tokens that stand round a text
+MOST_AROUND = 1024  # tokens that stand round a text, and round a pair
+MOST_PLACED = 64  # special tokens and texts in a template; published ones have up to five
 PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}  # and their parts
 
 
 def refuse_runaway(backend: Tokenizer) -> float:
     """How many characters one may become; CheckpointError for a vocabulary that would hold up whoever tokenizes with
     it."""
+    _refuse_templates(backend)
     growth = 1.0
     for part in PARTS:
         grown = _grown(backend, part)
         growth *= grown if part != "decoder" else 1.0  # which reads a token at a time
         if max(growth, grown) > MOST_GROWTH:
             raise CheckpointError(f"its {part} makes more than {MOST_GROWTH} characters of one")
-    around = followed(lambda: len(backend.encode("")), refused(), refused())  # what it panics on here is no pattern
-    if around > MOST_AROUND:
-        raise CheckpointError(f"it puts {around} tokens round a text; {MOST_AROUND} are the most")
+    for kind, pair in (("text", None), ("pair", "")):  # what it panics on here is no pattern
+        around = followed(lambda pair=pair: len(backend.encode("", pair)), refused(), refused())  # type: ignore[misc]
+        if around > MOST_AROUND:
+            raise CheckpointError(f"it puts {around} tokens round a {kind}; {MOST_AROUND} are the most")
     for text in TRIED:
         astray = CheckpointError(f"a pattern of its tokenizer goes astray on a text as short as {text!r}")
         with suppress(EncodingError):  # of a text that it has no tokens for
             followed(partial(backend.encode, text), lambda _, astray=astray: astray, unreadable)  # type: ignore[misc]
     return growth
+
+
+def refuse_long_pieces(backend: Tokenizer, pieces: Iterable[str]) -> None:
+    """CheckpointError for a vocabulary with a piece, added ones included, that is or becomes too long a text."""
+    longest = max(pieces, key=len, default="")
+    decoder = backend.decoder
+    steps = _steps(json.loads(decoder.__getstate__()), PARTS["decoder"]) if decoder else ()
+    grown = prod(_growth(step) for step in steps if step.get("type") == "Replace")  # others add no text
+    if len(longest) * grown > LONGEST_PIECE:
+        message = (
+            f"its vocabulary has a piece of {len(longest)} characters, {longest[:40]!r}..., which the decoder makes"
+        )
+        raise CheckpointError(f"{message} {len(longest) * grown:.0f}; {LONGEST_PIECE} are the most")
+
+
+def _refuse_templates(backend: Tokenizer) -> None:
+    """CheckpointError for a post_processor that repeats the text, or leaves it out."""
+    made = backend.post_processor
+    steps = list(_steps(json.loads(made.__getstate__()), "processors")) if made else []
+    if len(steps) > MOST_STEPS:
+        raise CheckpointError(f"its post_processor has {len(steps)} steps; {MOST_STEPS} are the most")
+    templates = [step for step in steps if step.get("type") == "TemplateProcessing"]
+    for template in templates:
+        for key, wanted in (("single", ["A"]), ("pair", ["A", "B"])):
+            placed = template[key]
+            if len(placed) > MOST_PLACED:
+                message = f"its post_processor's {key!r} template has {len(placed)} parts; {MOST_PLACED} are the most"
+                raise CheckpointError(message)
+            texts = sorted(each["Sequence"]["id"] for each in placed if "Sequence" in each)
+            if texts != wanted:
+                message = f"has the texts {texts}, which should be each of {wanted} once"
+                raise CheckpointError(f"its post_processor's {key!r} template {message}")
 
 
 def _grown(backend: Tokenizer, part: str) -> float:

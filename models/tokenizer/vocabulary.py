@@ -13,6 +13,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from models.errors import CheckpointError, ModelError
 from models.tokenizer.panics import followed, refused
 
+LONGEST_PIECE = 4096  # characters of a token; published ones have a few hundred
 SPACE = "\u2581"  # how SentencePiece spells a space
 CLOSE = "</w>"  # how merges over words spell that one ends
 T = TypeVar("T")

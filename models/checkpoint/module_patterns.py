@@ -1,0 +1,87 @@
+"""Patterns over the names of modules, as PEFT's rank_pattern and alpha_pattern have them.
+
+PEFT matches them as regular expressions, and a stranger's expression may take time without end.  Only those of literal
+parts, `\\d+`, `.*`, `.+` and alternatives are read here.  They are matched without backtracking: every part is applied
+to all the places at which the parts before it may end.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+LONGEST = 200  # characters of a pattern
+CACHED = 2048  # patterns that are kept parsed
+# A character, an escaped dot, or a dot, as long as no quantifier follows.
+_LITERAL = r"(?:(?:[\w-]|\\[._-]|\.)(?![*+?{]))+"
+_PART = re.compile(
+    rf"(?P<literal>{_LITERAL})|(?P<digits>(?:\\d|\[0-9\])\+)|(?P<any>\.\*)|(?P<some>\.\+)"
+    rf"|\((?:\?:)?(?P<choice>{_LITERAL}(?:\|{_LITERAL})*)\)"
+)
+_DIGITS = re.compile(r"\d+")
+
+Part = tuple[str, tuple[re.Pattern[str], ...]]  # its kind, and the literals that it is one of
+Branch = tuple[bool, tuple[Part, ...]]  # whether it begins where the name does
+
+
+class NotSimple(ValueError):
+    """The pattern has something other than what is read here."""
+
+
+def matches(pattern: str, module: str) -> bool:
+    """Whether the pattern matches the module's whole name, or what follows one of the name's dots, as PEFT has it.
+
+    Raises NotSimple.
+    """
+    suffixes = {0, *(index + 1 for index, character in enumerate(module) if character == ".")}
+    for anchored, parts in parsed(pattern):
+        places = {0} if anchored else suffixes
+        for part in parts:
+            places = _after(part, module, places)
+            if not places:
+                break
+        if len(module) in places:
+            return True
+    return False
+
+
+@lru_cache(CACHED)
+def parsed(pattern: str) -> tuple[Branch, ...]:
+    """The alternatives of a pattern.  Raises NotSimple."""
+    if len(pattern) > LONGEST:
+        raise NotSimple
+    branches, parts, anchored, at = list[Branch](), list[Part](), pattern.startswith("^"), 0
+    at += anchored
+    while at < len(pattern):
+        found = _PART.match(pattern, at)
+        if found:
+            parts.append(_part(found))
+            at = found.end()
+        elif pattern[at] == "$" and pattern[at + 1 : at + 2] in ("", "|"):
+            at += 1
+        elif pattern[at] == "|":
+            branches.append((anchored, tuple(parts)))
+            anchored = pattern.startswith("^", at + 1)
+            parts, at = [], at + 1 + anchored
+        else:
+            raise NotSimple
+    return (*branches, (anchored, tuple(parts)))
+
+
+def _part(found: re.Match[str]) -> Part:
+    kind = found.lastgroup or ""
+    literals = found[kind].split("|") if kind in ("literal", "choice") else []
+    return kind, tuple(re.compile(literal, re.DOTALL) for literal in literals)
+
+
+def _after(part: Part, module: str, places: Iterable[int]) -> set[int]:
+    """Where a part may end that begins at one of the places."""
+    kind, literals = part
+    if kind in ("any", "some"):
+        return set(range(min(places) + (kind == "some"), len(module) + 1))
+    if kind == "digits":
+        ends = set[int]()
+        for start, stop in (found.span() for found in _DIGITS.finditer(module)):
+            first = min((place for place in places if start <= place < stop), default=stop)
+            ends.update(range(first + 1, stop + 1))
+        return ends
+    return {found.end() for literal in literals for place in places if (found := literal.match(module, place))}
