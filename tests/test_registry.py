@@ -150,7 +150,7 @@ def test_routes_that_name_no_model(tiny_classifier: Path, tiny_generator: Path) 
         assert served.only(["generate"]).name == "chat"
         with pytest.raises(NotFound, match="no model here can embed or rank"):
             served.only(["rank", "embed"])
-        with pytest.raises(BadRequest, match=r"/models/one/\.\.\., /models/two/\.\.\."):
+        with pytest.raises(BadRequest, match=r"/models/NAME/\.\.\.: one, two"):
             served.only(["classify"])
 
     serving({"one": tiny_classifier, "two": tiny_classifier, "chat": tiny_generator}, act)

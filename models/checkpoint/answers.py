@@ -36,7 +36,7 @@ LONGEST_SANE = 1 << 24  # tokenizers write 10^30 where they know of no limit
 LONGEST_NAME = 1000  # characters of a label or of a prompt's name: answers repeat them
 MOST_PROMPTS = 256
 LONGEST_PROMPT = 4096  # characters: every text has it before it
-MOST_NAMED = 4 << 20  # characters of all labels, or of all prompts with their names
+MOST_NAMED = 4 << 20  # characters of all labels
 POOLINGS: dict[str, Pooling] = {
     "mean": "mean",
     "mean_tokens": "mean",
@@ -264,7 +264,6 @@ def prompts_of(folder: Path) -> dict[str, str]:
     check_names("prompts", tuple(prompts), str(file))
     for text in prompts.values():
         check_characters("prompts", text, LONGEST_PROMPT, str(file))
-    check_total("prompts", sum(len(name) + len(text) for name, text in prompts.items()), str(file))
     default = config.get("default_prompt_name")
     if default is not None and (not isinstance(default, str) or default not in prompts):
         known = ", ".join(prompts) or "there are none"
