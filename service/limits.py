@@ -11,7 +11,7 @@ from service.model import Model
 
 CHARACTERS = 64  # for every token a model takes, are read at most: a longer text can hardly be short enough
 FEWEST = 1 << 16  # characters that are always read
-GROWN = 1 << 25  # characters that a text may become while it is made tokens
+GROWN = 1 << 27  # characters that a text may become while it is made tokens
 
 
 def place(field: str, index: int, count: int) -> str:
@@ -26,9 +26,10 @@ def check_characters(model: Model, text: str, where: str, before: int = 0) -> No
     if before + len(text) > most:
         with_prompt = f" with its prompt of {before}" if before else ""
         length = f"has {before + len(text)} characters{with_prompt}"
-        raise TooLong(
-            f"{where}: {length}, at most {most} are read: the model takes {model.max_tokens} tokens", param=where
-        )
+        why = f"the model takes {model.max_tokens} tokens"
+        if most < CHARACTERS * model.max_tokens:
+            why = f"its tokenizer may make {model.tokenizer.growth:g} characters of one"
+        raise TooLong(f"{where}: {length}, at most {most} are read: {why}", param=where)
 
 
 def known_tokens(model: Model, ids: Sequence[int], where: str) -> list[int]:
