@@ -61,7 +61,7 @@ class Trial:
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, question: dict[str, Any]) -> dict[str, str]:
-        if self._process is not None and self._process.poll() is not None:  # somebody else has ended it
+        if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
             self.end()
         try:
             process = self._process = self._process or started([sys.executable, "-P", compiler.__file__])

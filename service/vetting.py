@@ -45,7 +45,7 @@ class Vetting:
     def vet(self, folder: Path) -> None:
         """Raises CheckpointError where the tokenizer cannot be read, costs too much, or ends the process."""
         with self._lock:
-            if self._process is not None and self._process.poll() is not None:  # somebody else has ended it
+            if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
                 self._end()
             question = {"folder": str(folder), "seconds": SECONDS, "text_seconds": SECONDS_A_TEXT, "memory": MEMORY}
             try:

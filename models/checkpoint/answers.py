@@ -151,19 +151,15 @@ def check_names(field: str, names: tuple[str, ...], file: str) -> tuple[str, ...
     together are longer than MOST_NAMED."""
     for name in names:
         check_characters(field, name, LONGEST_NAME, file)
-    check_total(field, sum(map(len, names)), file)
+    if (characters := sum(map(len, names))) > MOST_NAMED:
+        message = f"{field} has {characters} characters in all; at most {MOST_NAMED} are allowed"
+        raise CheckpointError(message, file=file)
     return names
 
 
 def check_characters(field: str, text: str, most: int, file: str) -> None:
     if len(text) > most:
         message = f"{field} has a string of {len(text)} characters, {text[:30]!r}...; at most {most} are allowed"
-        raise CheckpointError(message, file=file)
-
-
-def check_total(field: str, characters: int, file: str) -> None:
-    if characters > MOST_NAMED:
-        message = f"{field} has {characters} characters in all; at most {MOST_NAMED} are allowed"
         raise CheckpointError(message, file=file)
 
 

@@ -28,8 +28,8 @@ PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder
 
 
 def refuse_runaway(backend: Tokenizer) -> float:
-    """How many characters one may become; CheckpointError for a vocabulary that would hold up whoever tokenizes with
-    it."""
+    """How many characters one may become; CheckpointError for a vocabulary that would hold up the thread that
+    tokenizes with it."""
     _refuse_templates(backend)
     growth = 1.0
     for part in PARTS:

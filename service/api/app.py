@@ -107,7 +107,7 @@ def install_handlers(app: FastAPI, refuse: Refuse) -> None:
         return refused(request, error)
 
     async def failed(request: Request, error: Exception) -> Response:
-        """Of a tokenizer's library, on something that nobody foresaw."""
+        """Of a tokenizer's library, on something unforeseen."""
         return refused(request, PolyheadError(str(error)))
 
     async def http(request: Request, error: Exception) -> Response:
