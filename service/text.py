@@ -40,6 +40,7 @@ from service.threads import Piece, Threads
 from service.trial import PROCESSES
 
 LONG = 1 << 18  # characters of one call
+HOLD = 1.0  # seconds for one call until another thread has its thread's place
 PATIENCE = 60.0  # seconds for one call; the longest body, of 8 MiB, takes some ten
 GRAMMAR = 1 << 14  # characters of text that take about as long as a small grammar; more for those of a grammar itself
 TOKENISING = "the text was being made tokens"
@@ -79,8 +80,8 @@ class Text:
         tokenised: Callable[[str, Task, float], None],
         headroom: Headroom = UNBOUNDED,
     ) -> None:
-        self._short = Threads(threads, "text", PATIENCE)
-        self._long = Threads(1, "text-long", PATIENCE)
+        self._short = Threads(threads, "text", PATIENCE, HOLD)
+        self._long = Threads(1, "text-long", PATIENCE, HOLD)
         self._grammars = Threads(PROCESSES, "grammars", PATIENCE)
         self._guides = Guides()
         self._batch_limit, self._window_limit = batch_limit, window_limit

@@ -102,6 +102,39 @@ def test_it_is_replaced_though_nobody_waits_for_its_work_any_more(stuck: threadi
     asyncio.run(run())
 
 
+def test_slow_work_of_one_source_holds_up_no_other_source(stuck: threading.Event) -> None:
+    """Not given up: it ends with its result, and so does what waits for it."""
+
+    async def run() -> None:
+        pool, most = Threads(2, "few", PATIENCE_S, hold=0.05), 0
+        at_work, lock = list[int](), threading.Lock()
+
+        def slow(number: int) -> int:
+            with lock:
+                at_work.append(number)
+            stuck.wait()
+            return number
+
+        pieces = [
+            asyncio.create_task(pool.run(lambda number=number: slow(number), Piece("it", "hostile")))  # type: ignore[misc]
+            for number in range(20)
+        ]
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(20):
+                assert await pool.run(lambda: 5, Piece("it", "other")) == 5
+            await until(lambda: "hostile" in pool._held)
+            most = len(at_work)
+            dropped = pieces.pop()
+            dropped.cancel()
+            stuck.set()
+            assert await asyncio.gather(*pieces) == list(range(19))
+        assert most <= 4 < len(at_work)
+        assert len(at_work) == 19  # what nothing awaited any more was not begun
+        pool.close()
+
+    asyncio.run(run())
+
+
 def test_what_nobody_waits_for_any_more_is_not_begun(stuck: threading.Event) -> None:
     async def run() -> None:
         pool, begun = Threads(1, "one", PATIENCE_S), list[str]()
