@@ -11,7 +11,7 @@ BIN = .venv/bin
 PIP = POLYHEAD_NATIVE=aside $(BIN)/python -m pip install --disable-pip-version-check --progress-bar on -c constraints.txt
 PINS = pyproject.toml constraints.txt
 TOOLS = .venv/.prometheus .venv/.helm
-TIMED = tests/test_probes.py
+TIMED = tests/contracts/test_probes.py
 
 .DEFAULT_GOAL = help
 .PHONY: help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance image manifests clean
@@ -69,10 +69,10 @@ soak: .venv/.dev .venv/.native  ## mixed load for MINUTES=5, then nothing may be
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES)
 
 fuzz: .venv/.dev .venv/.native  ## random rows for the compiled step under sanitizers, SECONDS=60 for each instruction set
-	$(BIN)/pytest tests/test_native_sanitized.py -k random_rows --fuzz $(SECONDS) -rP
+	$(BIN)/pytest tests/models/native/test_sanitized.py -k random_rows --fuzz $(SECONDS) -rP
 
 conformance: .venv/.dev .venv/.native  ## the official clients; lm-eval's log-probabilities beside transformers'
-	$(BIN)/pytest tests/test_clients.py tests/test_messages_clients.py tests/test_tools_served.py tests/test_hf_clients.py
+	$(BIN)/pytest tests/contracts/test_clients.py tests/contracts/test_messages_clients.py tests/contracts/test_tools_served.py tests/contracts/test_hf_clients.py
 	$(BIN)/polyhead models
 	$(BIN)/python -m benchmarks.conformance --install
 

@@ -32,4 +32,4 @@ class NativeBuildHook(BuildHookInterface):
             tag = sysconfig.get_platform().replace("-", "_").replace(".", "_")
             build_data["pure_python"], build_data["tag"] = False, f"py3-none-{tag}"
             libraries = (native.LIBRARIES / f"{name}.so" for name in built)
-            build_data["artifacts"] += [str(path.relative_to(self.root)) for path in libraries]
+            build_data["artifacts"] += [f"polyhead/{path.relative_to(self.root)}" for path in libraries]

@@ -24,15 +24,16 @@ import transformers
 
 from benchmarks.prose import sentences
 from benchmarks.serving import machine
-from service import quickstart, settings
-from service.engine.engine import Engine
-from service.metrics import Metrics
-from service.model import Model
-from service.place import placed
-from service.registry import Registry
-from service.request import Encode, Encoded
-from service.settings import Settings
-from service.upkeep import resident_memory
+from polyhead.service.config import settings
+from polyhead.service.config.settings import Settings
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import Encode, Encoded
+from polyhead.service.engine.engine import Engine
+from polyhead.service.metrics import Metrics
+from polyhead.service.resources.process_info import resident_memory
+from polyhead.service.runtime import quickstart
+from polyhead.service.runtime.placement import placed
+from polyhead.service.runtime.registry import Registry
 
 RANK, MIB = 8, 1 << 20
 ENCODER = r".*encoder\.layer.*\.({})"

@@ -33,7 +33,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from benchmarks.serving import Running, machine, serve
-from tests import checkpoints
+from tests.support import checkpoints
 
 EVERY_S = 0.05
 LONG = {"model": "chat", "prompt": "The quick", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}

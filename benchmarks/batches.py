@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.serving import Running, machine, serve
-from tests import checkpoints
+from tests.support import checkpoints
 
 PAUSE_S = 0.002  # between two requests for /livez
 DEADLINE_S = 1.0

@@ -17,7 +17,7 @@ import venv
 from pathlib import Path
 
 from benchmarks.serving import machine, serve
-from service.settings import default_model_dir
+from polyhead.service.config.settings import default_model_dir
 
 BENCH = Path(__file__).parent.parent / ".bench"
 PYTHON = BENCH / "lmeval" / "bin" / "python"

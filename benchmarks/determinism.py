@@ -17,14 +17,15 @@ import torch
 
 from benchmarks.prose import sentences
 from benchmarks.serving import machine
-from models import checkpoint
-from models.checkpoint import Checkpoint
-from models.executor import Rows
-from models.heads import LanguageHead
-from models.invariant import make_invariant
-from models.torch_executor import TorchExecutor
-from service import machine as capacity
-from service import quickstart, settings
+from polyhead.models import checkpoint
+from polyhead.models.checkpoint import Checkpoint
+from polyhead.models.executors.contract import Rows
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.invariant import make_invariant
+from polyhead.models.network.heads import LanguageHead
+from polyhead.service.config import settings
+from polyhead.service.resources import machine as capacity
+from polyhead.service.runtime import quickstart
 
 WIDTHS = (1, 8, 16, 32)  # sequences
 CONTEXT, PROMPT, CHUNK, BLOCK = 128, 512, 256, 16  # tokens

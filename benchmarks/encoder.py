@@ -20,7 +20,8 @@ from peft import PeftModel
 from benchmarks.prose import sentences
 from benchmarks.serving import Running, machine, report, serve
 from benchmarks.vitals import Page
-from service import quickstart, settings
+from polyhead.service.config import settings
+from polyhead.service.runtime import quickstart
 
 BATCH, SHORT, ALONE = 32, 80, 300  # texts; characters; requests
 STAGE = "polyhead_stage_seconds"

@@ -14,15 +14,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.prose import sentences
-from models import checkpoint
-from models.checkpoint import Checkpoint
-from models.executor import Rows
-from models.native.executor import NativeExecutor
-from models.native.plan import Precision
-from models.quantize import calibrate
-from service import quickstart
-from training import recipe, vader
-from training.data import Example
+from polyhead.models import checkpoint
+from polyhead.models.checkpoint import Checkpoint
+from polyhead.models.executors.contract import Rows
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import Precision
+from polyhead.models.quantization.quantize import calibrate
+from polyhead.service.runtime import quickstart
+from polyhead.training.data import vader
+from polyhead.training.data.examples import Example
+from polyhead.training.recipes import recipe
 
 WINDOW = 512  # tokens
 BATCH = 32  # texts
@@ -30,7 +31,7 @@ SHOWN = 24_576  # tokens, to calibrate by
 REVIEWS = ("movieReviewSnippets", "amazonReviewSnippets")
 EDITORIALS = ("nytEditorialSnippets",)
 Found = dict[str, Any]  # a row of a table, for programs
-RECIPE = Path(recipe.__file__).parent / "recipes" / "sentiment.toml"
+RECIPE = Path(recipe.__file__).parent / "sentiment.toml"
 
 
 def windows(loaded: Checkpoint, folder: Path, tokens: int, *files: str) -> list[list[int]]:

@@ -18,7 +18,8 @@ from multiprocessing.connection import Connection
 
 from benchmarks.prose import documents
 from benchmarks.serving import machine, serve
-from service import quickstart, settings
+from polyhead.service.config import settings
+from polyhead.service.runtime import quickstart
 
 JSON = {"Content-Type": "application/json"}
 EVERY = 16

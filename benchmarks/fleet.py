@@ -35,7 +35,8 @@ from benchmarks.prose import sentences
 from benchmarks.serving import Running, answers, machine, report, serve
 from benchmarks.simulation import processes
 from benchmarks.simulation.figures import share
-from service import quickstart, settings
+from polyhead.service.config import settings
+from polyhead.service.runtime import quickstart
 
 WIDTH, PROMPT, TOKENS = 32, 48, 64  # clients, words of their prompts, tokens of an answer
 WARM_S, MEASURED_S = 15.0, 40.0
@@ -188,7 +189,7 @@ def proxied(given: dict[str, str], proxy: Mapping[str, str]) -> Iterator[str]:
         "applications": [
             {
                 "name": "polyhead",
-                "import_path": "service.scale:application",
+                "import_path": "polyhead.service.fleet.ray_app:application",
                 "route_prefix": "/",
                 "args": {"models": given, "replica_cpus": 0.3, "threads": 1},
                 "deployments": [{"name": "Ingress", "ray_actor_options": {"num_cpus": 0.2}}],

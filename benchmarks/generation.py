@@ -17,7 +17,8 @@ import transformers
 
 from benchmarks.prose import sentences
 from benchmarks.serving import Running, machine, report, serve
-from service import quickstart, settings
+from polyhead.service.config import settings
+from polyhead.service.runtime import quickstart
 
 NEW_TOKENS = 64
 

@@ -16,15 +16,21 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from models.config import ModelConfig
-from models.errors import InvarianceError
-from models.executor import Rows
-from models.graphs import InPlace
-from models.heads import LanguageHead
-from models.invariant import make_invariant, prove_kernel
-from models.torch_executor import TorchExecutor
-from models.transformer import Transformer
-from models.varlen import PAGE, Kernel, found, hindrance, varlen_attn
+from polyhead.models.core.errors import InvarianceError
+from polyhead.models.executors.contract import Rows
+from polyhead.models.executors.cuda_graphs import InPlace
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.invariant import make_invariant, prove_kernel
+from polyhead.models.network.heads import LanguageHead
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.transformer import Transformer
+from polyhead.models.network.varlen import (
+    PAGE,
+    Kernel,
+    found,
+    hindrance,
+    varlen_attn,
+)
 
 SIZES = {"width": 576, "depth": 30, "heads": 9, "kv_heads": 3, "head_width": 64, "mlp_width": 1536}
 ROTARY = {"vocab_size": 49_152, "position": "rotary", "rope_base": 1e5, "max_positions": 8192, "causal": True}

@@ -5,8 +5,8 @@
 
 Networks have the shapes of real ones and random weights; so has the cache, which is filled, not computed.  A step
 gives each of `batch` sequences of `context` tokens its next one.  The one idea: a step reads its bytes and does its
-operations, so it takes at least the longer of the two; what a machine can do is measured beside it (service/bench.py).
-"""
+operations, so it takes at least the longer of the two; what a machine can do is measured beside it
+(service/cli/machine_bench.py)."""
 
 import argparse
 import json
@@ -28,15 +28,15 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
 from torch import nn
 
-from models.config import ModelConfig
-from models.executor import Rows
-from models.heads import LanguageHead
-from models.native.estimate import block_bytes
-from models.native.executor import BLOCK, NativeExecutor
-from models.native.plan import Precision, hollow
-from models.transformer import Transformer
-from service import bench
-from service.bench import Machine
+from polyhead.models.executors.contract import Rows
+from polyhead.models.native.native_executor import BLOCK, NativeExecutor
+from polyhead.models.native.packed_network import Precision, hollow
+from polyhead.models.native.step_memory import block_bytes
+from polyhead.models.network.heads import LanguageHead
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.transformer import Transformer
+from polyhead.service.cli import machine_bench as bench
+from polyhead.service.cli.machine_bench import Machine
 
 ROOT = Path(__file__).parent.parent
 KEPT, DOCS = ROOT / ".bench" / "growth.json", ROOT / "docs"

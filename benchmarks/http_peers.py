@@ -59,7 +59,7 @@ PEERS = (
     Server(
         "Polyhead int8",
         OURS,
-        "-m service serve polyhead={generator} --precision int8 --port {port}",
+        "-m polyhead serve polyhead={generator} --precision int8 --port {port}",
         "polyhead",
         "/readyz",
         "int8",
@@ -67,7 +67,7 @@ PEERS = (
     Server(
         "Polyhead float32",
         OURS,
-        "-m service serve polyhead={generator} --precision float32 --port {port}",
+        "-m polyhead serve polyhead={generator} --precision float32 --port {port}",
         "polyhead",
         "/readyz",
         "float32",

@@ -19,7 +19,8 @@ import httpx
 
 from benchmarks.prose import sentences
 from benchmarks.serving import Running, machine, serve
-from service import quickstart, settings
+from polyhead.service.config import settings
+from polyhead.service.runtime import quickstart
 
 TEXT = "a good film, well acted and beautifully shot"
 WIDTH, TOKENS = 16, 128

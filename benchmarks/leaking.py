@@ -10,9 +10,9 @@ import sys
 
 from starlette.types import Receive, Scope, Send
 
-from service import cli
-from service.api import app
-from service.api.gate import Gate
+from polyhead.service.api import app
+from polyhead.service.api.access.middleware import Gate
+from polyhead.service.cli import main as cli
 
 SMALL = 384  # bytes
 KEPT: list[bytes] = []

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.serving import machine
-from service import quickstart, settings
+from polyhead.service.config import settings
+from polyhead.service.runtime import quickstart
 
 BENCH = Path(__file__).parent.parent / ".bench"
 MODELS = BENCH / "models"

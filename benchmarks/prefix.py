@@ -18,7 +18,7 @@ import httpx
 
 from benchmarks.prose import sentences
 from benchmarks.serving import machine, serve
-from service.settings import default_model_dir
+from polyhead.service.config.settings import default_model_dir
 
 Messages = list[dict[str, str]]
 

@@ -5,7 +5,7 @@ from itertools import groupby
 from pathlib import Path
 from random import Random
 
-from training import vader
+from polyhead.training.data import vader
 
 FILES = ("movieReviewSnippets", "amazonReviewSnippets", "nytEditorialSnippets", "tweets")
 

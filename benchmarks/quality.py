@@ -37,13 +37,15 @@ from torch import Tensor
 from benchmarks import encoder_quality, peers
 from benchmarks.prose import sentences
 from benchmarks.serving import machine
-from models import checkpoint
-from models.checkpoint.description import Description
-from models.checkpoint.package import Package, fetch
-from models.divergence import Divergence
-from service import machine as capacity
-from service import quality, quickstart, settings
-from service.differences import Passage
+from polyhead.models import checkpoint
+from polyhead.models.checkpoint.description import Description
+from polyhead.models.checkpoint.package_files import Package, fetch
+from polyhead.models.quantization.divergence import Divergence
+from polyhead.service.cli import quality
+from polyhead.service.cli.differences import Passage
+from polyhead.service.config import settings
+from polyhead.service.resources import machine as capacity
+from polyhead.service.runtime import quickstart
 
 PEER = "llamacpp"
 PROMPTS = Path(__file__).parent / "quality_prompts.txt"

@@ -24,8 +24,9 @@ from pathlib import Path
 from threading import Thread
 
 from benchmarks.serving import Running, machine, serve
-from service import quickstart, settings
-from tests import bad_values, checkpoints
+from polyhead.service.config import settings
+from polyhead.service.runtime import quickstart
+from tests.support import bad_values, checkpoints
 
 TOKENS, WARM_S = 100, 3.0
 JSON = {"Content-Type": "application/json"}

@@ -22,18 +22,19 @@ from torch import Tensor, nn
 
 from benchmarks.prose import documents
 from benchmarks.serving import machine
-from models import checkpoint
-from models.checkpoint import Checkpoint
-from models.checkpoint.precision import suited
-from models.executor import Executor, Rows
-from models.native.plan import hollow
-from service import quickstart, settings
-from service.engine.sampler import Ask, Sampler
-from service.engine.shaping import Shape, shaped
-from service.executors import executor_of, prepare, sampler_of
-from service.place import Precision, placed
-from service.request import Generate, Sampling
-from service.settings import Settings
+from polyhead.models import checkpoint
+from polyhead.models.checkpoint import Checkpoint
+from polyhead.models.checkpoint.default_precision import suited
+from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.native.packed_network import hollow
+from polyhead.service.config import settings
+from polyhead.service.config.settings import Settings
+from polyhead.service.core.request import Generate, Sampling
+from polyhead.service.engine.logits_processors import Shape, shaped
+from polyhead.service.engine.sampler import Ask, Sampler
+from polyhead.service.runtime import quickstart
+from polyhead.service.runtime.executor_choice import executor_of, prepare, sampler_of
+from polyhead.service.runtime.placement import Precision, placed
 
 SEQUENCES, CONTEXT, ANSWERED = 32, 128, 32
 STOP = 2

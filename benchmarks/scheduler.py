@@ -20,18 +20,19 @@ import torch
 from torch import Tensor
 
 from benchmarks.serving import machine
-from models import checkpoint
-from models.checkpoint import Checkpoint
-from models.executor import Executor, Rows
-from models.heads import LanguageHead
-from models.torch_executor import TorchExecutor
-from service import machine as capacity
-from service import quickstart, settings
-from service.engine.blocks import Blocks
-from service.engine.generator import Generator
-from service.engine.scheduler import Scheduler, Sequence
-from service.engine.worker import Rehearsal
-from service.request import Generate, Sampling
+from polyhead.models import checkpoint
+from polyhead.models.checkpoint import Checkpoint
+from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.network.heads import LanguageHead
+from polyhead.service.config import settings
+from polyhead.service.core.request import Generate, Sampling
+from polyhead.service.engine.block_allocator import Blocks
+from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.engine.scheduler import Scheduler, Sequence
+from polyhead.service.engine.worker import Rehearsal
+from polyhead.service.resources import machine as capacity
+from polyhead.service.runtime import quickstart
 
 WIDTHS = (1, 32, 256)  # sequences
 WAITING = (0, 1000)

@@ -23,8 +23,9 @@ from pathlib import Path
 
 from benchmarks.refusals import JSON, STORY, beside, talk
 from benchmarks.serving import machine, serve
-from service import quickstart, settings
-from tests import checkpoints
+from polyhead.service.config import settings
+from polyhead.service.runtime import quickstart
+from tests.support import checkpoints
 
 EVERY_S = 0.2
 PROMETHEUS = {

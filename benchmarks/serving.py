@@ -32,7 +32,7 @@ class Running:
 
 
 @contextlib.contextmanager
-def serve(*arguments: str, limit_s: float = 120.0, program: Sequence[str] = ("-m", "service")) -> Iterator[Running]:
+def serve(*arguments: str, limit_s: float = 120.0, program: Sequence[str] = ("-m", "polyhead")) -> Iterator[Running]:
     """`polyhead serve ARGUMENTS` on a free port of 127.0.0.1 until the block ends; `program` is what Python runs."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

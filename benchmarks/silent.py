@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.serving import Running, machine, serve
-from tests import checkpoints
+from tests.support import checkpoints
 
 HALF = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 ASKED = {"model": "chat", "prompt": [40, 41, 42], "max_tokens": 4, "temperature": 0, "ignore_eos": True}

@@ -27,8 +27,9 @@ import httpx
 from benchmarks.mixture import KEY, Mixture, Names, Tally
 from benchmarks.serving import Running, machine, serve
 from benchmarks.vitals import ENDED, MIB, OUTCOMES, PER, Bounds, Page, Vitals, growth, leaks
-from service import quickstart, settings
-from tests import checkpoints
+from polyhead.service.config import settings
+from polyhead.service.runtime import quickstart
+from tests.support import checkpoints
 
 LEAK = 384  # bytes a request that the control keeps: 3.7 MiB in 10,000
 PATIENCE_S = 10.0  # for the server to come to rest
@@ -121,7 +122,7 @@ def unwell(server: Running) -> Iterator[str]:
 def served(sources: Mapping[str, Path | str], flags: Sequence[str], leak: int = 0) -> Iterator[Running]:
     """A server of these models that logs errors only; it leaks so many bytes a request."""
     named = [f"{name}={source}" for name, source in sources.items()]
-    program = ("-m", "benchmarks.leaking", str(leak)) if leak else ("-m", "service")
+    program = ("-m", "benchmarks.leaking", str(leak)) if leak else ("-m", "polyhead")
     with serve(*named, "--api-key", KEY, "--log-level", "error", *flags, program=program) as server:
         yield server
 

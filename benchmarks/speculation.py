@@ -17,15 +17,21 @@ from collections.abc import Sequence
 
 from benchmarks.copying import COPYING, OPEN
 from benchmarks.serving import machine
-from service import quickstart, settings
-from service.engine.engine import Engine
-from service.engine.worker import Ended, StepReport
-from service.metrics import Metrics
-from service.model import Model
-from service.place import placed
-from service.registry import Registry
-from service.request import Generate, Sampling, Task, Token
-from service.settings import Settings
+from polyhead.service.config import settings
+from polyhead.service.config.settings import Settings
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import (
+    Generate,
+    Sampling,
+    Task,
+    Token,
+)
+from polyhead.service.engine.engine import Engine
+from polyhead.service.engine.worker import Ended, StepReport
+from polyhead.service.metrics import Metrics
+from polyhead.service.runtime import quickstart
+from polyhead.service.runtime.placement import placed
+from polyhead.service.runtime.registry import Registry
 
 WAYS = {"greedy": Sampling(temperature=0), "temperature 0.8": Sampling(temperature=0.8, seed=7)}
 KINDS = {"copying": COPYING, "open": OPEN}

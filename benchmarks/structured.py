@@ -21,7 +21,8 @@ import httpx
 import jsonschema
 
 from benchmarks.serving import Running, machine, serve
-from service import quickstart, settings
+from polyhead.service.config import settings
+from polyhead.service.runtime import quickstart
 
 TOGETHER, MOST_TOKENS = 32, 160
 THINGS = ("a city", "a recipe", "a song", "a train", "a doctor's visit", "a football match", "a house", "a whale")

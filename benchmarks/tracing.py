@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Thread
 
 from benchmarks.serving import Running, machine, serve
-from tests import checkpoints
+from tests.support import checkpoints
 
 JSON = {"Content-Type": "application/json"}
 ASKED = {

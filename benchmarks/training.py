@@ -24,27 +24,28 @@ import transformers
 
 from benchmarks.serving import machine, report
 from benchmarks.training_peers import Batches, Plain, Recurrent, Theirs, Translated, generated
-from models.tokenizer import Tokenizer
-from training import vocabulary, whole
-from training.causal import Causal
-from training.networks import generator
-from training.objective import Batch, Objective, Practice
-from training.packing import NEIGHBOURS
-from training.plan import Plan
-from training.prose import leads
-from training.shape import Shape
-from training.trainer import Place, begun, step
-from training.translators import Cells, Halves
+from polyhead.models.tokenizer import Tokenizer
+from polyhead.training.data import vocabulary_training as vocabulary
+from polyhead.training.data.prose import leads
+from polyhead.training.loop.packing import NEIGHBOURS
+from polyhead.training.loop.schedule import Plan
+from polyhead.training.loop.trainer import Place, begun, step
+from polyhead.training.networks.named_networks import generator
+from polyhead.training.networks.network_size import Shape
+from polyhead.training.networks.translators import Cells, Halves
+from polyhead.training.objectives.causal import Causal
+from polyhead.training.objectives.objective import Batch, Objective, Practice
+from polyhead.training.recipes import whole
 
 TOKENS, CONTEXT, WORDS = 4096, 256, 8000
 PLAN = Plan(epochs=1, rate=1e-4, schedule="constant")
-RECIPES = Path(whole.__file__).parent / "recipes"
+RECIPES = Path(whole.__file__).parent
 Run = Callable[[int], float]  # so many steps: tokens a second
 
 
 @dataclass
 class Ours:
-    """The loop of training.trainer, `steps` of it at a time."""
+    """The loop of training.loop.trainer, `steps` of it at a time."""
 
     task: Practice[Any]
     folder: Path

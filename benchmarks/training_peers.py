@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from models.scores import Additive, Widths, masked_softmax
-from training.plan import Plan
+from polyhead.models.literature.score_functions import Additive, Widths, masked_softmax
+from polyhead.training.loop.schedule import Plan
 
 SORTED = 50  # batches, as many as the Trainer sorts
 HIDDEN = -100

@@ -11,14 +11,15 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # tiny networks gain nothing from
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")  # as of a server: cores are shared with whoever else is tested
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # dozens of children import all of it: compiled once, not by each
 
-import checkpoints
 import pytest
 import torch
-from crowd import Alone
-from edits import edited, with_tensors
 from hypothesis import HealthCheck, settings
-from processes import Faulted
-from watched import taken
+
+from tests.support import checkpoints
+from tests.support.crowd import Alone
+from tests.support.edits import edited, with_tensors
+from tests.support.processes import Faulted
+from tests.support.watched import taken
 
 sys.dont_write_bytecode = False
 

@@ -16,7 +16,7 @@ from tokenizers import Encoding, Tokenizer
 
 from benchmarks.peer_runs.text_workload import EXACT, LONGEST, MANY, MIXED, MIXED_TEXTS, TEXTS_EACH
 from benchmarks.prose import documents
-from service import settings
+from polyhead.service.config import settings
 
 SPECIAL = 2  # around a text
 PAGE = 100  # documents that are cut as one: tokenising a text takes more than in proportion to its length

@@ -8,14 +8,19 @@ from typing import cast
 import torch
 
 from benchmarks.peer_runs.workload import Encode, asked, encoding, told
-from models import checkpoint
-from models.native.executor import NativeExecutor
-from models.native.plan import Precision
-from service.engine.encoder import Encoder
-from service.engine.reading import Head
-from service.engine.worker import Course
-from service.request import Encode as Asked
-from service.request import Encoded, Event, Failed, Request
+from polyhead.models import checkpoint
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import Precision
+from polyhead.service.core.request import Encode as Asked
+from polyhead.service.core.request import (
+    Encoded,
+    Event,
+    Failed,
+    Request,
+)
+from polyhead.service.engine.encoder_worker import Encoder
+from polyhead.service.engine.head_outputs import Head
+from polyhead.service.engine.worker import Course
 
 STEP_TOKENS = 8192  # a whole batch of the longest texts
 

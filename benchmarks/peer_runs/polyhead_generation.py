@@ -16,14 +16,20 @@ from benchmarks.peer_runs.workload import (
     generation,
     told,
 )
-from models import checkpoint
-from models.heads import LanguageHead
-from models.native.executor import BLOCK, NativeExecutor
-from models.native.plan import Precision
-from service.engine.generator import Generator
-from service.engine.worker import Course
-from service.request import Event, Failed, Request, Sampling, Token
-from service.request import Generate as Asked
+from polyhead.models import checkpoint
+from polyhead.models.native.native_executor import BLOCK, NativeExecutor
+from polyhead.models.native.packed_network import Precision
+from polyhead.models.network.heads import LanguageHead
+from polyhead.service.core.request import (
+    Event,
+    Failed,
+    Request,
+    Sampling,
+    Token,
+)
+from polyhead.service.core.request import Generate as Asked
+from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.engine.worker import Course
 
 BLOCKS = LONG_WIDTH * -(-(LONG_CONTEXT + LONG_NEW) // BLOCK) + LONG_WIDTH
 

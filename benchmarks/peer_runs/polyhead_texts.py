@@ -10,19 +10,19 @@ from torch import nn
 from benchmarks.peer_runs.polyhead_encoding import answered
 from benchmarks.peer_runs.text_workload import Answer, reading
 from benchmarks.peer_runs.workload import Run, asked, told
-from models import checkpoint
-from models.native.plan import hollow
-from service import settings
-from service.budget import Need
-from service.engine.encoder import Encoder
-from service.engine.reading import Head
-from service.executors import executor_of, prepare
-from service.inputs import Read, Reading, read_inputs
-from service.model import Model
-from service.model_card import model_of
-from service.place import placed
-from service.request import Terms
-from service.upkeep import trim
+from polyhead.models import checkpoint
+from polyhead.models.native.packed_network import hollow
+from polyhead.service.config import settings
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import Terms
+from polyhead.service.engine.encoder_worker import Encoder
+from polyhead.service.engine.head_outputs import Head
+from polyhead.service.resources.process_info import trim
+from polyhead.service.runtime.executor_choice import executor_of, prepare
+from polyhead.service.runtime.memory_budget import Need
+from polyhead.service.runtime.model_card import model_of
+from polyhead.service.runtime.placement import placed
+from polyhead.service.text.inputs import Read, Reading, read_inputs
 
 NEED = Need("measured", weights=0, cache=0, workspace=0, loading=0, blocks=0, block_size=0)
 

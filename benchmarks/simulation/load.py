@@ -12,7 +12,8 @@ import httpx
 
 from benchmarks.simulation.processes import HOST, Process, started
 from benchmarks.simulation.traffic import Traffic, Turn
-from service import quickstart, settings
+from polyhead.service.config import settings
+from polyhead.service.runtime import quickstart
 
 WORDS, FIRST = 40_000, 1_000  # tokens that prompts are made of
 CACHE = 16_384  # tokens of a replica's

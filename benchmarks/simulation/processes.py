@@ -23,14 +23,14 @@ from typing import Any
 
 from torch import Tensor
 
-from models.executor import Executor, Rows
-from service.fleet.fleet import Fleet
-from service.fleet.ingress import assemble
-from service.fleet.replica import Replica
-from service.fleet.routing import POLICIES, Policy
-from service.process import Process as Server
-from service.process import bound, share_the_interpreter
-from service.settings import Settings
+from polyhead.models.executors.contract import Executor, Rows
+from polyhead.service.config.settings import Settings
+from polyhead.service.fleet.fleet_engine import Fleet
+from polyhead.service.fleet.ingress import assemble
+from polyhead.service.fleet.replica import Replica
+from polyhead.service.fleet.routing import POLICIES, Policy
+from polyhead.service.server.process import Process as Server
+from polyhead.service.server.process import bound, share_the_interpreter
 
 HOST, SECRET = "127.0.0.1", "both ends of a measurement know it"
 TICKS = os.sysconf("SC_CLK_TCK")

@@ -9,8 +9,8 @@ from typing import Any
 
 from benchmarks.simulation.costs import StepCosts
 from benchmarks.simulation.traffic import Turn
-from service.engine.blocks import Blocks, Key
-from service.engine.scheduler import Chunk, Scheduler, Sequence
+from polyhead.service.engine.block_allocator import Blocks, Key
+from polyhead.service.engine.scheduler import Chunk, Scheduler, Sequence
 
 
 @dataclass(frozen=True)

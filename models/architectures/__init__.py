@@ -1,20 +1,30 @@
 """The families we can read.  Outside this folder nobody mentions one by name."""
 
-from models.architectures.albert import ALBERT
-from models.architectures.bart import BART
-from models.architectures.bert import BERT, DISTILBERT, ROBERTA, XLM_ROBERTA
-from models.architectures.deberta import DEBERTA
-from models.architectures.electra import ELECTRA
-from models.architectures.family import Family, HeadSpec, rename
-from models.architectures.gemma import GEMMA3
-from models.architectures.gpt import GPT
-from models.architectures.gpt2 import GPT2
-from models.architectures.llama import LLAMA, MISTRAL, QWEN2, QWEN3
-from models.architectures.marian import MARIAN
-from models.architectures.modernbert import MODERNBERT
-from models.architectures.mpnet import MPNET
-from models.architectures.pegasus import PEGASUS
-from models.architectures.t5 import MT5, T5
+from .albert import ALBERT
+from .bart import BART
+from .bert import (
+    BERT,
+    DISTILBERT,
+    ROBERTA,
+    XLM_ROBERTA,
+)
+from .deberta import DEBERTA
+from .electra import ELECTRA
+from .family import Family, HeadSpec, rename
+from .gemma import GEMMA3
+from .gpt import GPT
+from .gpt2 import GPT2
+from .llama import (
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+)
+from .marian import MARIAN
+from .modernbert import MODERNBERT
+from .mpnet import MPNET
+from .pegasus import PEGASUS
+from .t5 import MT5, T5
 
 FAMILIES: dict[str, Family] = {
     family.name: family

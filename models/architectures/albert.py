@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from models.architectures import bert
-from models.architectures.family import Family, HeadSpec, Json
-from models.config import ModelConfig
-from models.errors import UnsupportedError
+from ..core.errors import UnsupportedError
+from ..network.model_config import ModelConfig
+from . import bert
+from .family import Family, HeadSpec, Json
 
 RENAMES = (
     (r"^encoder\.embedding_hidden_mapping_in\.", "projection."),

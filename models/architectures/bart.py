@@ -5,9 +5,17 @@ from typing import Any
 
 from torch import Tensor
 
-from models.architectures.family import COPIED, WRITTEN, Family, HeadSpec, Json, Pieces, activation
-from models.config import EncoderDecoderConfig, ModelConfig
-from models.errors import UnsupportedError
+from ..core.errors import UnsupportedError
+from ..network.model_config import EncoderDecoderConfig, ModelConfig
+from .family import (
+    COPIED,
+    WRITTEN,
+    Family,
+    HeadSpec,
+    Json,
+    Pieces,
+    activation,
+)
 
 RENAMES = (
     *COPIED,

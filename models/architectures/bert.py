@@ -1,9 +1,14 @@
 """BERT, RoBERTa, XLM-R and DistilBERT: bidirectional, norm after, learned positions."""
 
-from models.architectures.family import Family, HeadSpec, Json, activation
-from models.config import ModelConfig
-from models.errors import UnsupportedError
-from models.heads import Scoring
+from ..core.errors import UnsupportedError
+from ..network.heads import Scoring
+from ..network.model_config import ModelConfig
+from .family import (
+    Family,
+    HeadSpec,
+    Json,
+    activation,
+)
 
 RENAMES = (
     (r"^embeddings\.word_embeddings\.", "tokens."),

@@ -3,11 +3,16 @@
 from dataclasses import replace
 from typing import Any
 
-from models.architectures import bert
-from models.architectures.family import Family, HeadSpec, Json, activation
-from models.config import ModelConfig
-from models.errors import UnsupportedError
-from models.heads import Scoring
+from ..core.errors import UnsupportedError
+from ..network.heads import Scoring
+from ..network.model_config import ModelConfig
+from . import bert
+from .family import (
+    Family,
+    HeadSpec,
+    Json,
+    activation,
+)
 
 RENAMES = (
     (r"^encoder\.rel_embeddings\.", "distances.table."),

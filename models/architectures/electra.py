@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from models.architectures import bert
-from models.architectures.family import Family, HeadSpec, Json
-from models.config import ModelConfig
-from models.heads import Scoring
+from ..network.heads import Scoring
+from ..network.model_config import ModelConfig
+from . import bert
+from .family import Family, HeadSpec, Json
 
 RENAMES = (*bert.RENAMES, (r"^embeddings_project\.", "projection."))
 

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from models.config import EncoderDecoderConfig, ModelConfig, RopeScaling
-from models.errors import UnsupportedError
-from models.heads import Scoring
+from ..core.errors import UnsupportedError
+from ..network.heads import Scoring
+from ..network.model_config import EncoderDecoderConfig, ModelConfig, RopeScaling
 
 Json = Mapping[str, Any]
 Renames = tuple[tuple[str, str], ...]  # pattern -> replacement, applied in order

@@ -4,10 +4,19 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from models.architectures import llama
-from models.architectures.family import LAST, Family, HeadSpec, Json, Pieces, activation, layers, rope
-from models.config import ModelConfig
-from models.errors import UnsupportedError
+from ..core.errors import UnsupportedError
+from ..network.model_config import ModelConfig
+from . import llama
+from .family import (
+    LAST,
+    Family,
+    HeadSpec,
+    Json,
+    Pieces,
+    activation,
+    layers,
+    rope,
+)
 
 RENAMES = (
     (r"\.post_attention_layernorm\.", ".attention_post_norm."),

@@ -2,10 +2,15 @@
 
 from typing import Literal
 
-from models.architectures.family import LAST, Family, HeadSpec, Json
-from models.architectures.gpt2 import RENAMES, convert
-from models.config import ModelConfig
-from models.errors import UnsupportedError
+from ..core.errors import UnsupportedError
+from ..network.model_config import ModelConfig
+from .family import (
+    LAST,
+    Family,
+    HeadSpec,
+    Json,
+)
+from .gpt2 import RENAMES, convert
 
 # What its `afn` stands for.
 ACTIVATIONS: dict[str, Literal["gelu_tanh", "silu", "relu"]] = {

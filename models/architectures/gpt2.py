@@ -4,9 +4,16 @@ import re
 
 from torch import Tensor
 
-from models.architectures.family import LAST, Family, HeadSpec, Json, Pieces, activation
-from models.config import ModelConfig
-from models.errors import UnsupportedError
+from ..core.errors import UnsupportedError
+from ..network.model_config import ModelConfig
+from .family import (
+    LAST,
+    Family,
+    HeadSpec,
+    Json,
+    Pieces,
+    activation,
+)
 
 RENAMES = (
     (r"^wte\.", "tokens."),

@@ -3,8 +3,17 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from models.architectures.family import LAST, Family, HeadSpec, Json, activation, layers, rope, windowed_layers
-from models.config import ModelConfig
+from ..network.model_config import ModelConfig
+from .family import (
+    LAST,
+    Family,
+    HeadSpec,
+    Json,
+    activation,
+    layers,
+    rope,
+    windowed_layers,
+)
 
 RENAMES = (
     (r"^embed_tokens\.", "tokens."),

@@ -3,10 +3,15 @@
 from dataclasses import replace
 from typing import Any
 
-from models.architectures import bart
-from models.architectures.family import WRITTEN, Family, HeadSpec, Json
-from models.config import EncoderDecoderConfig, ModelConfig
-from models.errors import UnsupportedError
+from ..core.errors import UnsupportedError
+from ..network.model_config import EncoderDecoderConfig, ModelConfig
+from . import bart
+from .family import (
+    WRITTEN,
+    Family,
+    HeadSpec,
+    Json,
+)
 
 KNOWN: dict[str, Any] = {
     **bart.KNOWN,

@@ -4,10 +4,19 @@ import re
 
 from torch import Tensor
 
-from models.architectures.family import Family, HeadSpec, Json, Pieces, activation, layers, rope, windowed_layers
-from models.config import ModelConfig
-from models.errors import UnsupportedError
-from models.heads import Scoring
+from ..core.errors import UnsupportedError
+from ..network.heads import Scoring
+from ..network.model_config import ModelConfig
+from .family import (
+    Family,
+    HeadSpec,
+    Json,
+    Pieces,
+    activation,
+    layers,
+    rope,
+    windowed_layers,
+)
 
 RENAMES = (
     (r"^embeddings\.tok_embeddings\.", "tokens."),

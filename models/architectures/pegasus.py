@@ -2,9 +2,14 @@
 
 from dataclasses import replace
 
-from models.architectures import bart
-from models.architectures.family import WRITTEN, Family, HeadSpec, Json
-from models.config import EncoderDecoderConfig, ModelConfig
+from ..network.model_config import EncoderDecoderConfig, ModelConfig
+from . import bart
+from .family import (
+    WRITTEN,
+    Family,
+    HeadSpec,
+    Json,
+)
 
 
 def half(hf: Json, name: str) -> ModelConfig:

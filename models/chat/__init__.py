@@ -10,11 +10,11 @@ from typing import Any
 
 import jinja2
 
-from models.chat.format import format_of
-from models.chat.functions import allow
-from models.chat.sandbox import FAILURES, Sandbox
-from models.errors import TemplateError
-from models.tokenizer import well_formed
+from ..core.errors import TemplateError
+from ..tokenizer import well_formed
+from .chat_format import format_of
+from .template_functions import allow
+from .template_sandbox import FAILURES, Sandbox
 
 NONE: Mapping[str, Any] = {}
 SOURCE = 200_000  # characters that a template may have

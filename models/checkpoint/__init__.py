@@ -15,19 +15,30 @@ from typing import Literal, cast
 import torch
 from torch import nn
 
-from models.chat import ChatTemplate
-from models.checkpoint import adapter, folder, gguf, recurrent
-from models.checkpoint.description import Description, blank
-from models.checkpoint.formats import refuse_file
-from models.checkpoint.parts import Vet, trust
-from models.checkpoint.precision import Suited
-from models.checkpoint.reach import ANYWHERE, Reach
-from models.checkpoint.weights import Weights
-from models.config import ModelConfig
-from models.decoding import Writing
-from models.errors import UnsupportedError
-from models.tokenizer import Tokenizer
-from models.transformer import Transformer
+from ..chat import ChatTemplate
+from ..core.errors import UnsupportedError
+from ..network.model_config import ModelConfig
+from ..network.transformer import Transformer
+from ..seq2seq.decoding import Writing
+from ..tokenizer import Tokenizer
+from . import (
+    folder,
+)
+from . import (
+    gguf_file as gguf,
+)
+from . import (
+    merged_adapter as adapter,
+)
+from . import (
+    recurrent_folder as recurrent,
+)
+from .default_precision import Suited
+from .description import Description, blank
+from .folder_files import Vet, trust
+from .source_policy import ANYWHERE, Reach
+from .unread_formats import refuse_file
+from .weight_reader import Weights
 
 Task = Literal["generate", "classify", "rank", "embed", "tag", "span", "fill", "translate"]
 log = getLogger(__name__)
@@ -39,9 +50,8 @@ class Checkpoint:
     `suited` is the precision for how its numbers are stored.
 
     `fill` gives a part of the network or the head its numbers, where they were not read with the rest.  Of one that
-    translates, `network` reads and `head`, a models.seq2seq.Seq2Seq around it, writes, as `writing` has it where nobody
-    asks otherwise.  `both_orders`: of a pair, what is said of it in either order is added.
-    """
+    translates, `network` reads and `head`, a models.seq2seq.protocol.Seq2Seq around it, writes, as `writing` has it
+    where nobody asks otherwise.  `both_orders`: of a pair, what is said of it in either order is added."""
 
     source: str
     family: str

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from models.chat import ChatTemplate
-from models.checkpoint.parts import Parts
-from models.checkpoint.precision import Suited, suited
-from models.checkpoint.tensors import Entry, readable
-from models.config import ModelConfig
-from models.decoding import Writing
-from models.errors import CheckpointError, EncodingError
-from models.parallel import Cut
-from models.tokenizer import Text, Tokenizer
-from models.transformer import Transformer
+from ..chat import ChatTemplate
+from ..core.errors import CheckpointError, EncodingError
+from ..network.model_config import ModelConfig
+from ..network.transformer import Transformer
+from ..parallel import Cut
+from ..seq2seq.decoding import Writing
+from ..tokenizer import Text, Tokenizer
+from .default_precision import Suited, suited
+from .folder_files import Parts
+from .tensor_files import Entry, readable
 
 DRAWN = frozenset(("normal_", "uniform_", "kaiming_uniform_"))
 SIZES = ("vocab_size", "width", "depth", "heads", "kv_heads", "head_width", "mlp_width", "max_positions")

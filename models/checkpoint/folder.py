@@ -9,17 +9,37 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
-from models.architectures import FAMILIES, Family, HeadSpec, rename
-from models.chat import ChatTemplate
-from models.checkpoint import compressed
-from models.checkpoint.answers import HEADS, pools
-from models.checkpoint.description import Description
-from models.checkpoint.formats import INDEX, SINGLE, no_weights, refuse_folder
-from models.checkpoint.parts import MOST_STOPS, Json, Parts, Vet, configured, read_json, template, trust, within
-from models.checkpoint.tensors import Entry, refuse_many, safetensors
-from models.errors import CheckpointError, UnsupportedError
-from models.files import subfolder, text
-from models.tokenizer import Tokenizer
+from ..architectures import (
+    FAMILIES,
+    Family,
+    HeadSpec,
+    rename,
+)
+from ..chat import ChatTemplate
+from ..core.errors import CheckpointError, UnsupportedError
+from ..core.files import subfolder, text
+from ..tokenizer import Tokenizer
+from . import compressed_tensors as compressed
+from .description import Description
+from .folder_files import (
+    MOST_STOPS,
+    Json,
+    Parts,
+    Vet,
+    configured,
+    read_json,
+    template,
+    trust,
+    within,
+)
+from .head_config import HEADS, pools
+from .tensor_files import Entry, refuse_many, safetensors
+from .unread_formats import (
+    INDEX,
+    SINGLE,
+    no_weights,
+    refuse_folder,
+)
 
 
 def open_folder(path: Path) -> Parts:

@@ -8,7 +8,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from models.errors import CheckpointError, UnsupportedError
+from ..core.errors import CheckpointError, UnsupportedError
 
 # No part begins with a dot and none is empty: a revision is looked up as a path in the cache.
 ID = re.compile(

@@ -6,12 +6,21 @@ between pieces of work, so that whoever drives it can let others compute in betw
 
 from collections.abc import Callable, Generator
 
-from models.explain.asked import PIECE, Asked, Attribution, Explanation, Goal, Method, Text, Weights
-from models.explain.estimate import bytes_of, operations_of
-from models.explain.gradients import gradient_x_input, integrated_gradients
-from models.explain.looking import attention, attention_flow, attention_rollout
-from models.explain.occlusion import occlusion
-from models.explain.watched import Watched
+from .attention_weights import attention, attention_flow, attention_rollout
+from .cost_estimate import bytes_of, operations_of
+from .explain_types import (
+    PIECE,
+    Asked,
+    Attribution,
+    Explanation,
+    Goal,
+    Method,
+    Text,
+    Weights,
+)
+from .gradients import gradient_x_input, integrated_gradients
+from .instrumented_network import Watched
+from .occlusion import occlusion
 
 __all__ = [
     "METHODS",

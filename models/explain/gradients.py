@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from models.explain.asked import Asked, Attribution, Explanation
-from models.explain.reading import Reading
-from models.explain.watched import Segment, Watched, in_pieces
+from .explain_types import Asked, Attribution, Explanation
+from .head_scores import Reading
+from .instrumented_network import Segment, Watched, in_pieces
 
 
 def gradient_x_input(watched: Watched, asked: Asked, piece: int) -> Generator[None, None, Explanation]:

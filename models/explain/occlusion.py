@@ -11,9 +11,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from models.explain.asked import Asked, Attribution, Explanation, Text
-from models.explain.reading import Reading
-from models.explain.watched import Watched
+from .explain_types import (
+    Asked,
+    Attribution,
+    Explanation,
+    Text,
+)
+from .head_scores import Reading
+from .instrumented_network import Watched
 
 Floats = NDArray[np.float64]
 

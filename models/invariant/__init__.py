@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from models.attention import Attention
-from models.errors import InvarianceError
-from models.heads import LanguageHead, MaskHead
-from models.invariant.attention import prove_attention
-from models.invariant.kernel import prove_kernel
-from models.invariant.linear import (
+from ..core.errors import InvarianceError
+from ..network.attention import Attention
+from ..network.heads import LanguageHead, MaskHead
+from ..network.ragged import Ragged
+from ..network.transformer import MLP, PreBlock, Transformer
+from .invariant_attention import prove_attention
+from .invariant_linear import (
     InvariantActivation,
     InvariantLinear,
     lay_by_input,
@@ -26,8 +27,7 @@ from models.invariant.linear import (
     proven_sizes,
     widened,
 )
-from models.ragged import Ragged
-from models.transformer import MLP, PreBlock, Transformer
+from .varlen_probe import prove_kernel
 
 __all__ = ["make_head_invariant", "make_invariant", "prove_kernel"]
 

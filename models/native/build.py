@@ -2,9 +2,8 @@
 
 Which of them runs is decided when the library is loaded (library.py).  A missing compiler is no error: without a
 library the torch executor does the work.  hatch_build.py calls this when the package is installed, `make` before it
-serves or tests, `python -m models.native.build` by hand.  The one idea: a library carries a hash of what it was made
-of, so whether it is stale does not depend on the time of any file.
-"""
+serves or tests, `python -m polyhead.models.native.build` by hand.  The one idea: a library carries a hash of what it
+was made of, so whether it is stale does not depend on the time of any file."""
 
 import hashlib
 import logging

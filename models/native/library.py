@@ -9,7 +9,7 @@ from ctypes import POINTER, Structure, c_char_p, c_double, c_float, c_int, c_int
 from functools import cache
 from pathlib import Path
 
-from models.native import build
+from . import build
 
 LIBRARIES = Path(__file__).parent / "lib"
 # From the fastest: a name, and the flags that Linux must show for it.
@@ -118,7 +118,9 @@ def library(name: str) -> ctypes.CDLL:
     """The library for one instruction set.  Raises OSError unless it was made of the sources beside it."""
     path = LIBRARIES / f"{name}.so"
     if build.SOURCES and build.stale(path):
-        raise OSError(f"{path} was compiled from other sources; compile it again: python -m models.native.build")
+        raise OSError(
+            f"{path} was compiled from other sources; compile it again: python -m polyhead.models.native.build"
+        )
     return opened(path)
 
 

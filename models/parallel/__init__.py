@@ -6,11 +6,16 @@ is between them (heads of attention, features of an MLP) is never exchanged, and
 networks themselves don't know of it: it is put around them, as quantisation is.
 """
 
-from models.parallel.executor import Follower, Leader
-from models.parallel.group import Group, Way
-from models.parallel.messages import Ask, Asked
-from models.parallel.share import Cut, Share, local, unsplit
-from models.parallel.split import cut, joined, shard
+from .parallel_executor import Follower, Leader
+from .process_group import Group, Way
+from .share import (
+    Cut,
+    Share,
+    local,
+    unsplit,
+)
+from .split import cut, joined, shard
+from .step_messages import Ask, Asked
 
 __all__ = [
     "Ask",

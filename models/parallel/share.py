@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from models.config import ModelConfig
-from models.errors import UnsupportedError
+from ..core.errors import UnsupportedError
+from ..network.model_config import ModelConfig
 
 BY_HEADS = re.compile(r"blocks\.\d+\.attention\.(query|key|value|output)\.(weight|bias)")
 BY_FEATURES = re.compile(r"blocks\.\d+\.mlp\.(up|gate|down)\.(weight|bias)")
 BY_WORDS = ("tokens.weight", "head.output.weight")  # of a generator
-BY_BIAS = "distances.table.weight"  # of models.positions.DistanceBias: a column a head
+BY_BIAS = "distances.table.weight"  # of models.network.positions.DistanceBias: a column a head
 TAKES = ("output", "down")  # split by what they take; the others by what they give
 
 

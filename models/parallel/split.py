@@ -1,19 +1,23 @@
 """A network becomes one of its shares: parameters are cut, and where shares meet, modules are exchanged.
 
-Knows the modules of models.transformer by their attributes, as models.native does.  The one idea: names stay what they
-were, so whoever fills the parameters by name finds them, smaller.
-"""
+Knows the modules of models.network.transformer by their attributes, as models.native does.  The one idea: names stay
+what they were, so whoever fills the parameters by name finds them, smaller."""
 
 from typing import cast
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.heads import LanguageHead
-from models.parallel.group import Group
-from models.parallel.share import Cut, Share, cut_of, local
-from models.positions import LinearBias
-from models.transformer import PreBlock, Transformer
+from ..network.heads import LanguageHead
+from ..network.positions import LinearBias
+from ..network.transformer import PreBlock, Transformer
+from .process_group import Group
+from .share import (
+    Cut,
+    Share,
+    cut_of,
+    local,
+)
 
 
 class Summed(nn.Module):

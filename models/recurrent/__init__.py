@@ -3,7 +3,7 @@
 Knows no files; `models.checkpoint` does.
 """
 
-from models.recurrent.config import RecurrentConfig
-from models.recurrent.network import RecurrentTranslator, sized
+from .recurrent_config import RecurrentConfig
+from .recurrent_network import RecurrentTranslator, sized
 
 __all__ = ["RecurrentConfig", "RecurrentTranslator", "sized"]

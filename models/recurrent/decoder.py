@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from models.attention import grouping
-from models.recurrent.attention import Looking, Source
-from models.recurrent.config import RecurrentConfig
-from models.recurrent.encoder import CELLS
-from models.recurrent.rows import Packing, rectangle, step_of
-from models.recurrent.state import RecurrentState
+from ..network.attention import grouping
+from .decoder_state import RecurrentState
+from .encoder import CELLS
+from .recurrent_config import RecurrentConfig
+from .sequence_layouts import Packing, rectangle, step_of
+from .source_attention import Looking, Source
 
 
 class Decoder(nn.Module):

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from models.recurrent.config import RecurrentConfig
-from models.recurrent.rows import Packing
+from .recurrent_config import RecurrentConfig
+from .sequence_layouts import Packing
 
 CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM}
 

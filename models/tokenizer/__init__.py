@@ -15,12 +15,20 @@ from typing import Any, TypeVar
 
 import tokenizers
 
-from models.errors import CheckpointError, EncodingError
-from models.tokenizer import folder, gguf, patterns
-from models.tokenizer.panics import TokenizerError, failed, followed, refused, unreadable
-from models.tokenizer.quoting import MARK, Quoting
-from models.tokenizer.spelling import Spelling, TokenStream
-from models.tokenizer.vocabulary import Vocabulary, built
+from ..core.errors import CheckpointError, EncodingError
+from . import gguf_vocabulary as gguf
+from . import patterns
+from . import tokenizer_files as folder
+from .panics import (
+    TokenizerError,
+    failed,
+    followed,
+    refused,
+    unreadable,
+)
+from .special_token_escape import MARK, Quoting
+from .token_text import Spelling, TokenStream
+from .vocabulary import Vocabulary, built
 
 __all__ = ["Encoding", "Text", "TokenStream", "Tokenizer", "TokenizerError", "check_well_formed", "well_formed"]
 

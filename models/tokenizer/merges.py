@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from models.errors import CheckpointError
+from ..core.errors import CheckpointError
 
 LONGEST_AFFIX = 16  # characters
 AFFIXES = ("continuing_subword_prefix", "end_of_word_suffix")

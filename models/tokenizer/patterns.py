@@ -15,9 +15,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from models.errors import CheckpointError, EncodingError
-from models.tokenizer.panics import followed, refused, unreadable
-from models.tokenizer.vocabulary import LONGEST_PIECE
+from ..core.errors import CheckpointError, EncodingError
+from .panics import followed, refused, unreadable
+from .vocabulary import LONGEST_PIECE
 
 TRIED = tuple(f"{character * 48}{end}" for character in ("a", "A", "0", " ", "\n", ".", "é") for end in ("", "!", "z"))
 MOST_GROWTH = 256  # characters that a character may become

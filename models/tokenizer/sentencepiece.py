@@ -12,9 +12,9 @@ from pathlib import Path
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from models import files
-from models.errors import CheckpointError, UnsupportedError
-from models.tokenizer.vocabulary import SPACE
+from ..core import files
+from ..core.errors import CheckpointError, UnsupportedError
+from .vocabulary import SPACE
 
 Value = int | bytes
 PIECES, TRAINER, NORMALIZER, DENORMALIZER = 1, 2, 3, 5  # of the model

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from models.errors import CheckpointError, ModelError
-from models.tokenizer.panics import followed, refused
+from ..core.errors import CheckpointError, ModelError
+from .panics import followed, refused
 
 LONGEST_PIECE = 4096  # characters of a token; published ones have a few hundred
 SPACE = "\u2581"  # how SentencePiece spells a space

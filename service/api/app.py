@@ -13,30 +13,9 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from models.tokenizer import TokenizerError
-from service.api import (
-    admin,
-    anthropic,
-    explain,
-    health,
-    hf,
-    oip,
-    oip_repository,
-    openai,
-    rerank,
-    responses,
-    tei,
-    tgi,
-    tokens,
-    web,
-)
-from service.api.description import described
-from service.api.dialect import Dialect
-from service.api.gate import Gate, Refuse
-from service.api.server import Server
-from service.api.stream import JsonResponse
-from service.api.visit import IDS, Visit
-from service.errors import (
+from polyhead.models.tokenizer import TokenizerError
+
+from ..core.errors import (
     BadRequest,
     ClientGone,
     Expired,
@@ -46,8 +25,28 @@ from service.errors import (
     Stopped,
     Unauthorized,
 )
-from service.metrics import Missed
-from service.version import VERSION
+from ..core.version import VERSION
+from ..metrics import Missed
+from .access.app_state import Server
+from .access.middleware import Gate, Refuse
+from .access.request_context import Visit
+from .dialects.anthropic import routes as anthropic
+from .dialects.explain import routes as explain
+from .dialects.hf import routes as hf
+from .dialects.oip import repository as oip_repository
+from .dialects.oip import routes as oip
+from .dialects.openai import routes as openai
+from .dialects.rerank import routes as rerank
+from .dialects.responses import routes as responses
+from .dialects.tei import routes as tei
+from .dialects.tgi import routes as tgi
+from .dialects.tokens import routes as tokens
+from .http.request_head import IDS
+from .openapi import described
+from .operations import admin, health
+from .operations import web_pages as web
+from .shared.dialect import Dialect
+from .shared.streaming import JsonResponse
 
 # Who owns a path: the first that says so; OpenAI's where nobody does.  The last has a route for any model's name.
 DIALECTS: tuple[Dialect, ...] = (
@@ -71,10 +70,15 @@ def build(server: Server, lifespan: Lifespan | None = None) -> FastAPI:
         summary="Encoder classifiers and decoder generators behind one HTTP server.",
         lifespan=lifespan,
         redirect_slashes=False,
-        openapi_url=None,  # FastAPI writes it anew for each request; see service.api.web
-        docs_url=None,  # FastAPI's pages load scripts from another origin; see service.api.web
+        openapi_url=None,  # FastAPI writes it anew for each request; see service.api.operations.web_pages
+        docs_url=None,  # FastAPI's pages load scripts from another origin; see service.api.operations.web_pages
         redoc_url=None,
-        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},  # see service.traces
+        telemetry={
+            "tracing": False,
+            "metrics": False,
+            "logs": False,
+            "auto_configure": False,
+        },  # see service.server.traces
     )
     app.state.server = server
     server.metrics.watch_in_flight(lambda: server.admission.unfinished)

@@ -5,8 +5,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
-from service.engine.worker import Answer, Worker
-from service.slices import SLICE
+from ..concurrency.time_slices import SLICE
+from .worker import Answer, Worker
 
 
 class Deliveries:

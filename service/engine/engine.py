@@ -17,16 +17,29 @@ from typing import TypeVar, cast
 
 import torch
 
-from service.engine.delivery import Deliveries
-from service.engine.pace import Pace
-from service.engine.pulse import Pulse
-from service.engine.stream import Lead, Link, Stream
-from service.engine.worker import Counts, Ended, Observer, Step, Worker, not_begun
-from service.errors import PolyheadError, Stopped, Unavailable
-from service.outcome import Failure, attempt, on_thread, result, settle
-from service.request import Duty, Failed, Request
-from service.slices import SLICE, spaced
-from service.turns import Turns
+from ..concurrency.fair_share import Turns
+from ..concurrency.outcome import (
+    Failure,
+    attempt,
+    on_thread,
+    result,
+    settle,
+)
+from ..concurrency.time_slices import SLICE, spaced
+from ..core.errors import PolyheadError, Stopped, Unavailable
+from ..core.request import Duty, Failed, Request
+from .background_throttle import Pace
+from .delivery import Deliveries
+from .event_stream import Lead, Link, Stream
+from .pause_detector import Pulse
+from .worker import (
+    Counts,
+    Ended,
+    Observer,
+    Step,
+    Worker,
+    not_begun,
+)
 
 __all__ = ["Engine", "Stream"]
 

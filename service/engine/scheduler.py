@@ -33,8 +33,14 @@ from itertools import count
 from math import inf
 from operator import attrgetter
 
-from service.engine.blocks import Blocks, Copy, Key, chain, root
-from service.queue import Deadlines, Queue
+from ..concurrency.fair_queue import Deadlines, Queue
+from .block_allocator import (
+    Blocks,
+    Copy,
+    Key,
+    chain,
+    root,
+)
 
 
 @dataclass(eq=False, slots=True)

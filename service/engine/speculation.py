@@ -26,9 +26,9 @@ from math import log
 from operator import mul
 from typing import NamedTuple
 
-from service.engine.drafting import Asked, Depth, Drafter
-from service.engine.lookup import Lookup
-from service.engine.measured import Costs, Odds
+from .draft_model import Asked, Depth, Drafter
+from .prompt_lookup import Lookup
+from .speculation_stats import Costs, Odds
 
 GAIN = 1.1  # sequences must become faster by so much, in the (geometric) mean
 WORTH = 0.05  # of a token: less likely ones are not looked at

@@ -10,8 +10,14 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Literal, Protocol
 
-from service.errors import Expired, PolyheadError, StepFailed
-from service.request import UNCONDITIONAL, Duty, Event, Request, Terms
+from ..core.errors import Expired, PolyheadError, StepFailed
+from ..core.request import (
+    UNCONDITIONAL,
+    Duty,
+    Event,
+    Request,
+    Terms,
+)
 
 Outcome = Literal["done", "failed", "aborted", "expired"]
 Finish = Literal["", "stop", "length", "encoded", "explained"]
@@ -168,7 +174,7 @@ class Worker(Protocol):
 
     @property
     def patient(self) -> bool:
-        """Whether it takes what others leave: see service.engine.pace."""
+        """Whether it takes what others leave: see service.engine.background_throttle."""
 
     def refuse(self, request: Request) -> None:
         """Raise BadRequest if it can never be done.  Any thread may ask: it looks at nothing that changes."""

@@ -18,17 +18,17 @@ from typing import Any, Literal
 import msgpack
 from pydantic import ConfigDict, TypeAdapter
 
-from models.chat import ChatTemplate
-from models.errors import ModelError
-from models.tokenizer import Tokenizer
-from service import errors
-from service.errors import PolyheadError
-from service.grammar import Grammar, Thinking
-from service.guide import Asked, Guide
-from service.guides import Compiled
-from service.model import Customs, Model
-from service.outcome import Failure, attempt
-from service.request import (
+from polyhead.models.chat import ChatTemplate
+from polyhead.models.core.errors import ModelError
+from polyhead.models.tokenizer import Tokenizer
+
+from ..concurrency.outcome import Failure, attempt
+from ..core import errors
+from ..core.errors import PolyheadError
+from ..core.grammar import Grammar, Thinking
+from ..core.guide import Asked, Guide
+from ..core.model import Customs, Model
+from ..core.request import (
     Attribution,
     Beams,
     Done,
@@ -46,7 +46,8 @@ from service.request import (
     Token,
     Weights,
 )
-from service.thinking import Thoughtful
+from ..structured.guide_compiler import Compiled
+from ..structured.thinking import Thoughtful
 
 VERSION = 2  # of this table; both ends have the same
 MOST = 1 << 28  # bytes of a frame

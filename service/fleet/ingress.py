@@ -9,15 +9,15 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from service.api.app import build
-from service.api.record import UNTRACED, Traces
-from service.api.security import follow
-from service.fleet import targets
-from service.fleet.fleet import Fleet
-from service.fleet.routing import Affine, Routed
-from service.process import Books
-from service.settings import Settings
-from service.upkeep import beside, keep_low
+from ..api.access.access_log import UNTRACED, Traces
+from ..api.access.auth import follow
+from ..api.app import build
+from ..config.settings import Settings
+from ..resources.process_info import beside, keep_low
+from ..server.process import Books
+from . import prometheus_targets as targets
+from .fleet_engine import Fleet
+from .routing import Affine, Routed
 
 Find = Callable[[Fleet], Coroutine[Any, Any, None]]
 

@@ -16,12 +16,31 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from service.api.record import UNTRACED
-from service.api.security import follow
-from service.engine.engine import Engine, Stream
-from service.engine.worker import Ended, StepReport
-from service.errors import AnswerTooLarge, PolyheadError, Unavailable
-from service.fleet.frames import (
+from ..api.access.access_log import UNTRACED
+from ..api.access.auth import follow
+from ..config.settings import Settings
+from ..core.errors import AnswerTooLarge, PolyheadError, Unavailable
+from ..core.guide import Asked
+from ..core.model import Model, concerning
+from ..core.request import (
+    Done,
+    Duty,
+    Event,
+    Failed,
+    Generate,
+    Request,
+    Token,
+)
+from ..engine.engine import Engine, Stream
+from ..engine.worker import Ended, StepReport
+from ..metrics import Metrics
+from ..resources.process_info import beside
+from ..runtime.loader import Executed
+from ..runtime.placement import placed
+from ..runtime.registry import Registry
+from ..server.assembly import unchanged
+from ..server.process import TAKEN, WAITING, Books
+from .frames import (
     LEFT_S,
     NONCE,
     VERSION,
@@ -36,21 +55,10 @@ from service.fleet.frames import (
     proof,
     read,
 )
-from service.fleet.pool import Pool
-from service.fleet.routing import Ask, Candidate
-from service.fleet.strangers import Strangers
-from service.fleet.window import Window
-from service.guide import Asked
-from service.loader import Executed
-from service.metrics import Metrics
-from service.model import Model, concerning
-from service.place import placed
-from service.process import TAKEN, WAITING, Books
-from service.registry import Registry
-from service.request import Done, Duty, Event, Failed, Generate, Request, Token
-from service.serve import unchanged
-from service.settings import Settings
-from service.upkeep import beside
+from .model_pool import Pool
+from .replica_http import Window
+from .routing import Ask, Candidate
+from .unauthenticated import Strangers
 
 BEAT_S = 0.5  # how often whoever is connected hears how much is queued, if nothing else
 HELLO_S = 10.0  # a stranger has so long to show that it knows the secret

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, Protocol
 
-from service.engine.blocks import Key
+from ..engine.block_allocator import Key
 
 Why = Literal["only", "load", "affinity"]
 HALF_LIFE = 64  # answers after which one counts half for how long the next is expected to be
@@ -20,7 +20,7 @@ HALF_LIFE = 64  # answers after which one counts half for how long the next is e
 @dataclass(frozen=True, slots=True)
 class Ask:
     """A request as it is routed.  `tokens` of its prompt; so many are expected of its `answer`; `keys` are the names of
-    the prompt's full blocks, of `block` tokens, from the first on (see service.engine.blocks)."""
+    the prompt's full blocks, of `block` tokens, from the first on (see service.engine.block_allocator)."""
 
     tokens: int
     answer: int = 0

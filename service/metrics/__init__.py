@@ -1,8 +1,14 @@
 """The server's metrics: declared as data, observed in one place, and a page of them whenever somebody asks.
 
-`python -m service.metrics > docs/metrics.md` writes them down.
+`python -m polyhead.service.metrics > docs/metrics.md` writes them down.
 """
 
-from service.metrics.observed import Described, Metrics, Missed, Open, Watched
+from .observer import (
+    Described,
+    Metrics,
+    Missed,
+    Open,
+    Watched,
+)
 
 __all__ = ["Described", "Metrics", "Missed", "Open", "Watched"]

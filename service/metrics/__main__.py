@@ -1,8 +1,8 @@
-"""`python -m service.metrics > docs/metrics.md`."""
+"""`python -m polyhead.service.metrics > docs/metrics.md`."""
 
 import sys
 
-from service.metrics.document import document
+from .metrics_document import document
 
 if __name__ == "__main__":
     sys.stdout.write(document())

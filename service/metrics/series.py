@@ -23,8 +23,8 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as PLAIN_TEXT
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST as OPEN_METRICS
 
-from service.metrics.declared import PREFIX, Metric
-from service.metrics.text import open_metrics, plain
+from .exposition import open_metrics, plain
+from .metric_table import PREFIX, Metric
 
 OPEN_VERSION = re.compile(r"[1-9][0-9]{0,3}(\.[0-9]{1,4}){0,3}")  # of OpenMetrics, 1.0.0 and later
 

@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from playground import MANY, Visit, ask, choose, tab
 from playwright.sync_api import Locator, Page, expect
-from processes import Process
+
+from tests.support.processes import Process
 
 PATH = "/v1/explain"
 TEXT = "It starts slowly, but I loved every minute of it."

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
-import checkpoints
 import pytest
 from playground import Visit
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
-from processes import Process
-from recipes import tried
 
-from service import quickstart
-from service.settings import default_model_dir
+from polyhead.service.config.settings import default_model_dir
+from polyhead.service.runtime import quickstart
+from tests.support import checkpoints
+from tests.support.processes import Process
+from tests.support.recipes import tried
 
 ROOT = Path(__file__).parents[2]
 CHROMIUM = os.environ.pop("POLYHEAD_CHROMIUM", "")  # no setting of a server's

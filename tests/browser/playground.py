@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Locator, Page, expect
-from processes import PATIENCE, Process
+
+from tests.support.processes import PATIENCE, Process
 
 Visit = Callable[..., Page]
 MANY = 60_000  # milliseconds

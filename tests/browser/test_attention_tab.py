@@ -8,7 +8,8 @@ import pytest
 from attention import EXACT, PATH, TEXT, check_pieces, drawn, explained, laid, opened, pick, told, view
 from playground import Sent, Visit, ask, audited, choose, run, tab
 from playwright.sync_api import Page, expect
-from processes import Process
+
+from tests.support.processes import Process
 
 
 def test_a_heatmap_has_a_cell_for_every_weight(

@@ -6,7 +6,8 @@ import pytest
 from attention import BUSY, PATH, SMILING, TEXT, check_pieces, drawn, explained, opened, pick, view
 from playground import Sent, Visit, ask, choose, converse, over, run, tab
 from playwright.sync_api import Page, expect
-from processes import Process
+
+from tests.support.processes import Process
 
 
 @pytest.mark.parametrize("method", ["gradient × input", "integrated gradients", "occlusion"])

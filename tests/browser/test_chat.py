@@ -5,7 +5,8 @@ from math import exp
 
 from playground import MANY, Sent, Visit, ask, choose, converse, over, press, run
 from playwright.sync_api import Page, expect
-from processes import Process
+
+from tests.support.processes import Process
 
 PATH = "/v1/chat/completions"
 # What stands in the answer at every frame, and whether it can be stopped still.

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from playground import Visit, ask, choose, run
 from playwright.sync_api import Locator, expect
-from processes import Process
+
+from tests.support.processes import Process
 
 # Outside the first plane of Unicode: a browser's strings count such characters twice.
 SMILING = "😀 The old harbour 🚢 of Hamburg is large."

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect
-from processes import Process
+
+from tests.support.processes import Process
 
 KEY = "open-sesame"
 MANY = 60_000  # milliseconds

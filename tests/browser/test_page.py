@@ -9,7 +9,8 @@ from collections.abc import Callable
 import pytest
 from playground import MANY, Visit, ask, audited, choose, converse, over, press, run, tab
 from playwright.sync_api import Page, expect
-from processes import Process
+
+from tests.support.processes import Process
 
 BUTTONS = {
     "sentiment": "Classify",

@@ -7,7 +7,8 @@ import pytest
 from jsonschema import Draft202012Validator
 from playground import Visit, audited
 from playwright.sync_api import Page, expect
-from processes import Process
+
+from tests.support.processes import Process
 
 EXAMPLES = """async (schemas) => {
   const { example } = await import("/docs/schema.js");

@@ -5,7 +5,8 @@ import re
 import pytest
 from playground import Visit, ask, choose
 from playwright.sync_api import Page, Request, expect
-from processes import Process
+
+from tests.support.processes import Process
 
 
 def tile(page: Page, name: str) -> str:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from processes import Page
+
+from tests.support.processes import Page
 
 HOST = "127.0.0.1"
 PATIENCE = 420.0
@@ -141,7 +142,7 @@ class Served:
     def __init__(self, cluster: Cluster, *arguments: str) -> None:
         flags = ("--ray", "--ray-address", cluster.address, "--port", "0", "--log-format", "json", *arguments)
         self.child = subprocess.Popen(
-            [sys.executable, "-m", "service", "serve", *flags], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "polyhead", "serve", *flags], env=ENVIRONMENT, stderr=subprocess.PIPE, text=True
         )
         self.lines: list[str] = []
         threading.Thread(target=self.listen, daemon=True).start()

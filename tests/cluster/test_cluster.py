@@ -10,10 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crowd import COMPLETIONS, Answer, ask, completion
-from load import Asked, load
-from manifests import pods_of, rendered
 from nodes import ENVIRONMENT, RAY, Cluster, Served, family, replicas, until
+
+from tests.support.crowd import (
+    COMPLETIONS,
+    Answer,
+    ask,
+    completion,
+)
+from tests.support.load import Asked, load
+from tests.support.manifests import pods_of, rendered
 
 pytestmark = pytest.mark.timeout(900)
 LONG = 3000  # tokens: seconds of a tiny network

@@ -8,9 +8,10 @@ from pathlib import Path
 import httpx
 import pytest
 import yaml
-from load import Asked, load
 from nodes import ENVIRONMENT, HOST, Cluster, free_port, replicas, until
-from processes import Page
+
+from tests.support.load import Asked, load
+from tests.support.processes import Page
 
 pytestmark = pytest.mark.timeout(900)
 SERVE = str(Path(sys.executable).with_name("serve"))
@@ -35,7 +36,7 @@ class Deployed:
             "applications": [
                 {
                     "name": "polyhead",
-                    "import_path": "service.scale:application",
+                    "import_path": "polyhead.service.fleet.ray_app:application",
                     "route_prefix": "/",
                     "args": self.args,
                     "deployments": [{"name": "Ingress", "num_replicas": 2, "ray_actor_options": {"num_cpus": 0.2}}],

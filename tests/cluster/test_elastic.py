@@ -8,9 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
-from crowd import COMPLETIONS, ask, completion
-from load import Asked, load
 from nodes import Cluster, Served, replicas, until
+
+from tests.support.crowd import COMPLETIONS, ask, completion
+from tests.support.load import Asked, load
 
 pytestmark = pytest.mark.timeout(900)
 QUEUED = 2000  # tokens a replica

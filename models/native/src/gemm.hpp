@@ -38,7 +38,7 @@ struct Linear {
     float unit;         // of the scales, a power of two: INT8 only
 };
 
-// What an adapter adds to a product's outputs: B (A x), the scale in B (models/lora.py).  Several matrices packed as one
+// What an adapter adds to a product's outputs: B (A x), the scale in B (models/network/lora.py).  Several matrices packed as one
 // have their A's one below the other; of B, each half of a block has the columns that are its own.
 struct LowRank {
     struct Half {

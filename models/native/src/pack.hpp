@@ -1,7 +1,7 @@
 // Weights from floats to the layouts of gemm.hpp.  Rows are outputs, as checkpoints have them.
 //
 // What a file stores as whole multiples of a scale for 32 weights (GGUF's Q8_0, Q5_0, Q4_0, with a least weight Q5_1, Q5_K,
-// Q4_1, Q4_K; a calibration, models/quantize.py) is found again in the floats and packed as it was.  Anything else is
+// Q4_1, Q4_K; a calibration, models/quantization/quantize.py) is found again in the floats and packed as it was.  Anything else is
 // rounded to INT8, the largest magnitude of a group being 127.  Padding weighs nothing.
 #pragma once
 

@@ -1,7 +1,7 @@
 // One step of a transformer, compiled: token ids in, logits or states out.
 //
 // Knows no requests and no tensors, only a Plan (what the network is made of; plan.py) and Rows (what is to be computed;
-// models/executor.py).  The one idea: everything a row goes through depends on that row and on the keys and values its
+// models/executors/contract.py).  The one idea: everything a row goes through depends on that row and on the keys and values its
 // sequence has, so how rows are shared among threads is free.  Few rows are computed together, each thread having its
 // share of every product's outputs; many rows are cut into panels, and a panel goes through a layer on one thread while
 // its numbers stay in that core's cache.

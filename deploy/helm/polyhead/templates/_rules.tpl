@@ -45,7 +45,7 @@
 {{- toYaml .Values.extraEnv }}
 {{- end }}
 
-{{- /* 8 seconds after the drain the process ends itself (GRACE in service/serve.py); 2 more are ours. */ -}}
+{{- /* 8 seconds after the drain the process ends itself (GRACE in service/server/assembly.py); 2 more are ours. */ -}}
 {{- define "polyhead.graceSeconds" -}}
 {{- $drain := hasKey .Values.config "drain_seconds" | ternary .Values.config.drain_seconds 30 | int }}
 {{- $least := add (int .Values.preStopSeconds) $drain 10 | int }}

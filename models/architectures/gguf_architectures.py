@@ -1,0 +1,174 @@
+"""How GGUF files write the families: their metadata as a configuration, their tensors' names as ours.
+
+Knows nothing of files.  The one idea: metadata becomes a configuration in Hugging Face's words, so that what it means
+is stated once, by the family.  What the converter did to the numbers (llama.cpp's convert_hf_to_gguf.py) is undone in
+`rename`.  Key names: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from ..core.errors import UnsupportedError
+from ..network.model_config import ModelConfig
+from .family import Pieces, Renames
+
+Json = dict[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+LOCAL_BASE = 10_000.0  # of Gemma 3's windowed layers; files say it only since it varies
+LARGEST_GEMMA = 62  # layers of the one Gemma 3 whose scores are scaled by the width a head would have
+
+DECODER: Renames = (
+    (r"^token_embd\.", "tokens."),
+    (r"^position_embd\.", "position.table."),
+    (r"^output_norm\.", "final_norm."),
+    (r"^output\.", "head.output."),
+    (r"^blk\.", "blocks."),
+    (r"\.attn_norm\.", ".attention_norm."),
+    (r"\.attn_q\.", ".attention.query."),
+    (r"\.attn_k\.", ".attention.key."),
+    (r"\.attn_v\.", ".attention.value."),
+    (r"\.attn_output\.", ".attention.output."),
+    (r"\.attn_q_norm\.", ".attention.query_norm."),
+    (r"\.attn_k_norm\.", ".attention.key_norm."),
+    (r"\.post_attention_norm\.", ".attention_post_norm."),
+    (r"\.post_ffw_norm\.", ".mlp_post_norm."),
+    (r"\.ffn_norm\.", ".mlp_norm."),
+    (r"\.ffn_(up|gate|down)\.", r".mlp.\1."),
+)
+ENCODER: Renames = (
+    (r"^token_embd\.", "tokens."),
+    (r"^token_types\.", "segments."),
+    (r"^position_embd\.", "position.table."),
+    (r"^token_embd_norm\.", "embedding_norm."),
+    (r"^blk\.", "blocks."),
+    (r"\.attn_output_norm\.", ".attention_norm."),
+    (r"\.layer_output_norm\.", ".mlp_norm."),
+    *DECODER[6:10],
+    *DECODER[-1:],
+)
+DROP = r"^rope_freqs\.|\.attn_rot_embd\."  # constants that follow from the configuration
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """How GGUF writes one family.
+
+    `config` reads metadata (keys without the architecture's name) and tensor shapes.  `interleaved`: queries' and
+    keys' rows were reordered for a rotation of neighbours.  `refused` are keys whose arithmetic is not here.
+    """
+
+    family: str
+    config: Callable[[Json, Shapes], Json]
+    renames: Renames = DECODER
+    interleaved: bool = False
+    refused: tuple[str, ...] = ("expert_count", "logit_scale", "attn_logit_softcapping", "final_logit_softcapping")
+
+
+def rename(dialect: Dialect, config: ModelConfig, name: str, tensor: Tensor) -> Pieces:
+    """A tensor under our names: none if it carries nothing, several if it was fused."""
+    if re.search(DROP, name):
+        return []
+    pieces = [(name, tensor)]
+    if ".attn_qkv." in name:
+        parts = zip(("attn_q", "attn_k", "attn_v"), tensor.chunk(3), strict=True)
+        pieces = [(name.replace("attn_qkv", part), piece) for part, piece in parts]
+    elif dialect.interleaved and (found := re.search(r"\.attn_([qk])\.", name)):
+        pieces = [(name, halves(tensor, config.heads if found[1] == "q" else config.kv_heads))]
+    return [(_renamed(piece, dialect.renames), value) for piece, value in pieces]
+
+
+def halves(tensor: Tensor, heads: int) -> Tensor:
+    """Rows of each head from (pairs, 2) back to (2, pairs): the pair of feature d is d + D / 2 again."""
+    pairs = tensor.reshape(heads, -1, 2, *tensor.shape[1:])
+    return pairs.transpose(1, 2).reshape(tensor.shape)
+
+
+def _renamed(name: str, renames: Renames) -> str:
+    for pattern, ours in renames:
+        name = re.sub(pattern, ours, name)
+    return name
+
+
+def llama(fields: Json, shapes: Shapes) -> Json:
+    """Llama and its kin, in Hugging Face's words."""
+    heads, width = fields["attention.head_count"], fields["embedding_length"]
+    head_width = fields.get("attention.key_length", width // heads)
+    for key in ("rope.dimension_count", "attention.value_length"):
+        if fields.get(key, head_width) != head_width:
+            raise UnsupportedError(f"{key} {fields[key]} differs from the head width {head_width}")
+    return {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": width,
+        "num_hidden_layers": fields["block_count"],
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.get("attention.head_count_kv", heads),
+        "head_dim": head_width,
+        "intermediate_size": fields["feed_forward_length"],
+        "max_position_embeddings": fields["context_length"],
+        "rms_norm_eps": fields["attention.layer_norm_rms_epsilon"],
+        "rope_parameters": {"rope_theta": fields.get("rope.freq_base", 10_000.0), **scaling(fields)},
+        "attention_bias": "blk.0.attn_output.bias" in shapes,
+    }
+
+
+def scaling(fields: Json) -> Json:
+    """Linear scaling of rotary frequencies.  That of Llama 3 is not in the metadata but in a tensor."""
+    factor = fields.get("rope.scaling.factor", fields.get("rope.scale_linear", 1.0))
+    kind = fields.get("rope.scaling.type", "linear")
+    if kind not in ("linear", "none"):
+        raise UnsupportedError(f"rope.scaling.type {kind!r} is not known; known are none and linear")
+    return {} if kind == "none" or factor in (0.0, 1.0) else {"rope_type": "linear", "factor": factor}
+
+
+def gemma3(fields: Json, shapes: Shapes) -> Json:
+    """Gemma 3: five windowed layers to a full one, as the converter leaves unsaid."""
+    shape = llama(fields, shapes)
+    window = fields.get("attention.sliding_window", 0)
+    scores = shape["hidden_size"] // shape["num_attention_heads"]
+    return shape | {
+        "sliding_window": window,
+        "rope_local_base_freq": fields.get("rope.freq_base_swa", LOCAL_BASE),
+        "query_pre_attn_scalar": scores if fields["block_count"] == LARGEST_GEMMA else shape["head_dim"],
+    }
+
+
+def gpt2(fields: Json, shapes: Shapes) -> Json:
+    return {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "n_embd": fields["embedding_length"],
+        "n_layer": fields["block_count"],
+        "n_head": fields["attention.head_count"],
+        "n_inner": fields["feed_forward_length"],
+        "n_positions": shapes["position_embd.weight"][0],
+        "layer_norm_epsilon": fields["attention.layer_norm_epsilon"],
+    }
+
+
+def bert(fields: Json, shapes: Shapes) -> Json:
+    """BERT, and RoBERTa and DistilBERT, which the converter turns into it."""
+    if fields.get("attention.causal"):
+        raise UnsupportedError("attention.causal: only the bidirectional form of this family is known")
+    return {
+        "vocab_size": shapes["token_embd.weight"][0],
+        "hidden_size": fields["embedding_length"],
+        "num_hidden_layers": fields["block_count"],
+        "num_attention_heads": fields["attention.head_count"],
+        "intermediate_size": fields["feed_forward_length"],
+        "max_position_embeddings": shapes["position_embd.weight"][0],
+        "layer_norm_eps": fields["attention.layer_norm_epsilon"],
+        "type_vocab_size": shapes.get("token_types.weight", (0,))[0],
+    }
+
+
+DIALECTS: dict[str, Dialect] = {
+    "llama": Dialect("llama", llama, interleaved=True),
+    "qwen2": Dialect("qwen2", llama),
+    "qwen3": Dialect("qwen3", llama),
+    "gemma3": Dialect("gemma3_text", gemma3),
+    "gpt2": Dialect("gpt2", gpt2),
+    "bert": Dialect("bert", bert, ENCODER),
+}  # by `general.architecture`

@@ -1,0 +1,257 @@
+"""What a chat template can call: filters, methods and functions, none of which makes more than a limited value.
+
+The one idea: whatever multiplies has its size worked out from its arguments before it is done, by a bound that may be
+high but never low.  Knows nothing of how templates are compiled or of the clock (models/sandbox.py).
+"""
+
+import json
+import re
+from collections.abc import Callable, Collection
+from datetime import datetime
+from typing import Any
+
+import jinja2
+from jinja2 import filters, nodes
+from jinja2.ext import Extension
+from jinja2.runtime import LoopContext
+from jinja2.utils import Namespace
+
+from ..core.errors import TemplateError
+
+CHARACTERS = 1_000_000  # that a value, or the text written, may have; an item of a list counts as ITEM
+ITEM = 8
+INTEGER_BITS = 8192
+
+SOUGHT = 100  # characters that a set to strip, or a text to look for from the end, may have: those searches multiply
+
+_TEXTS = (str, bytes)
+_ITEMS: tuple[type[Collection[Any]], ...] = (
+    list,
+    tuple,
+    set,
+    frozenset,
+    type({}.keys()),
+    type({}.values()),
+    type({}.items()),
+)
+
+
+def weight(value: Any) -> int:
+    """How big a value is when all of it is written out; the count stops soon after CHARACTERS."""
+    total, rest = 0, [value]
+    while rest and total <= CHARACTERS:
+        each = rest.pop()
+        if isinstance(each, _TEXTS):
+            total += len(each)
+        elif isinstance(each, int):
+            total += 1 + each.bit_length() // 3 if each.bit_length() <= INTEGER_BITS else CHARACTERS + 1
+        elif isinstance(each, dict):
+            total += 2 * ITEM * len(each)
+            rest.extend((*each.keys(), *each.values()))
+        elif isinstance(each, _ITEMS):
+            total += ITEM * len(each)
+            rest.extend(each)
+        else:
+            total += 1
+    return total
+
+
+def allow(size: int) -> None:
+    """TemplateError if a value of this size is more than a template may make."""
+    if size > CHARACTERS:
+        raise TemplateError(f"the chat template makes a value of more than {CHARACTERS:,} characters")
+
+
+def repeated(sequence: Any, times: Any) -> int:
+    if isinstance(sequence, (*_TEXTS, list, tuple)) and isinstance(times, int):
+        return weight(sequence) * max(times, 0)
+    return 0
+
+
+def powered(base: Any, exponent: Any) -> int:
+    if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * abs(exponent) > INTEGER_BITS:
+        return CHARACTERS + 1
+    return 1
+
+
+def formatted(template: str, values: Any) -> int:
+    """At most the size of `template % values`: every number in the template may be a width."""
+    if re.search(r"%[-+ #0]*+[0-9]*+\.?+\*", template):
+        raise TemplateError("the chat template formats with a width that it works out, which is not allowed here")
+    return len(template) + _widths(template) + template.count("%") * weight(values)
+
+
+def _filled(template: str, values: Any) -> int:
+    """At most the size of `template.format(values)`."""
+    if re.search(r"\{[^{}]++\{", template):
+        raise TemplateError("the chat template formats with a width that it works out, which is not allowed here")
+    return len(template) + _widths(template) + template.count("{") * weight(values)
+
+
+def _widths(template: str) -> int:
+    return sum(int(digits[:9]) for digits in re.findall(r"[0-9]+", template))
+
+
+def _replaced(text: str, old: str, new: str) -> int:
+    return len(text) + text.count(old) * len(new)
+
+
+# The methods that make no more than a small multiple of what they are given, and those foreseen below.
+_STRING_METHODS = """
+    capitalize casefold center count endswith find format format_map index isalnum isalpha isascii isdecimal isdigit
+    isidentifier islower isnumeric isprintable isspace istitle isupper join ljust lower lstrip partition removeprefix
+    removesuffix replace rfind rindex rjust rpartition rsplit rstrip split splitlines startswith strip swapcase title
+    upper zfill
+"""
+_WIDENING = frozenset(("center", "ljust", "rjust", "zfill"))
+_SEEKING = frozenset(("lstrip", "rstrip", "strip", "rfind", "rindex", "rpartition", "rsplit"))
+_METHODS: dict[type, frozenset[str]] = {
+    str: frozenset(_STRING_METHODS.split()),
+    dict: frozenset(("copy", "get", "items", "keys", "values")),
+    list: frozenset(("copy", "count", "index")),
+    tuple: frozenset(("count", "index")),
+}
+
+
+def method_arguments(owner: Any, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+    """The arguments of a method, read out where they are a generator, if what it makes of them is within the limits."""
+    kind = next((kind for kind in _METHODS if isinstance(owner, kind)), None)
+    if kind is None and isinstance(owner, LoopContext | Extension):
+        return args
+    if kind is None or name not in _METHODS[kind]:
+        raise TemplateError(f"the chat template calls {type(owner).__name__}.{name}, which is not allowed here")
+    if kind is str:
+        if name == "join" and args:
+            args = (list(args[0]), *args[1:])
+            allow(len(args[0]) * len(owner) + weight(args[0]))
+        elif name == "replace" and len(args) > 1:
+            allow(_replaced(owner, args[0], args[1]))
+        elif name in _WIDENING:
+            allow(max((value for value in args if isinstance(value, int)), default=0))
+        elif name in _SEEKING:
+            _seek((*args, *options.values()))
+        elif name in ("format", "format_map"):
+            allow(_filled(owner, (args, options)))
+    return args
+
+
+def _seek(args: tuple[Any, ...]) -> None:
+    if any(isinstance(value, str) and len(value) > SOUGHT for value in args):
+        raise TemplateError(f"the chat template strips, or looks from the end for, more than {SOUGHT} characters")
+
+
+def _dict(*args: Any, **values: Any) -> dict[Any, Any]:
+    return dict(*args, **values)
+
+
+def _refuse(message: Any) -> None:
+    raise TemplateError(f"the chat template refuses the messages: {str(message)[:1000]}")
+
+
+def _now(format: Any) -> str:
+    if len(str(format)) > 200:
+        raise TemplateError("the chat template writes the date in a format of more than 200 characters")
+    return datetime.now().strftime(str(format))  # local time, as the templates are used to
+
+
+def _tojson(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON without the escapes for HTML that Jinja's own filter puts in."""
+    if (indent if isinstance(indent, int) else len(indent or "")) > 100:
+        raise TemplateError("the chat template indents JSON by more than 100 characters")
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None and separators is None:
+        return encoder.encode(value)
+    parts, size = [], 0
+    for part in encoder.iterencode(value):
+        size += len(part)
+        allow(size)
+        parts.append(part)
+    return "".join(parts)
+
+
+@jinja2.pass_eval_context
+def _join(context: nodes.EvalContext, value: Any, d: Any = "", attribute: Any = None) -> str:
+    items = list(value)
+    allow(len(items) * weight(d) + weight(items))
+    return filters.sync_do_join(context, items, d, attribute)
+
+
+@jinja2.pass_eval_context
+def _replace(context: nodes.EvalContext, s: Any, old: Any, new: Any, count: int | None = None) -> str:
+    allow(_replaced(str(s), str(old), str(new)))
+    return filters.do_replace(context, s, old, new, count)
+
+
+def _center(value: Any, width: int = 80) -> str:
+    allow(width)
+    return filters.do_center(value, width)
+
+
+def _indent(s: Any, width: Any = 4, first: bool = False, blank: bool = False) -> str:
+    allow(weight(s) + (len(str(s).splitlines()) + 1) * (width if isinstance(width, int) else len(str(width))))
+    return filters.do_indent(s, width, first, blank)
+
+
+def _trim(value: Any, chars: str | None = None) -> str:
+    _seek((chars,))
+    return filters.do_trim(value, chars)
+
+
+def _format(value: Any, *args: Any, **options: Any) -> str:
+    allow(formatted(str(value), (args, options)))
+    return filters.do_format(value, *args, **options)
+
+
+def _round(value: Any, precision: int = 0, method: Any = "common") -> float:
+    if abs(precision) > 300:
+        raise TemplateError("the chat template rounds to more than 300 digits")
+    return filters.do_round(value, precision, method)
+
+
+# Jinja's own filters, save those that no chat template has a use for and those that are replaced above.
+_NAMES = (
+    "abs capitalize count d default dictsort e escape first float groupby int items last length list lower map max min "
+    "reject rejectattr reverse safe select selectattr sort string title truncate unique upper wordcount"
+)
+FILTERS: dict[str, Callable[..., Any]] = {
+    **{name: filters.FILTERS[name] for name in _NAMES.split()},
+    "center": _center,
+    "format": _format,
+    "indent": _indent,
+    "join": _join,
+    "replace": _replace,
+    "round": _round,
+    "tojson": _tojson,
+    "trim": _trim,
+}
+
+
+class _Box(Namespace):
+    """What `namespace()` makes: the only thing a template can change, and so never written out with its contents."""
+
+    def __init__(*args: Any, **values: Any) -> None:  # so that a value may be called "self"
+        for name in dict(*args[1:], **values):
+            _check(name)
+        Namespace.__init__(*args, **values)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check(name)
+        super().__setitem__(name, value)
+
+    def __repr__(self) -> str:
+        return "<namespace>"
+
+
+def _check(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a namespace holds no names that begin with an underscore: {name!r}")
+
+
+GLOBALS: dict[str, Callable[..., Any]] = {
+    "namespace": _Box,
+    "dict": _dict,
+    "raise_exception": _refuse,
+    "strftime_now": _now,
+}

@@ -1,0 +1,201 @@
+"""Where a checkpoint's template runs: Jinja in which no step is long, no value is big and nothing leads out.
+
+The one idea: a template can only be stopped between two steps of Python, so every single step has to be short.  A
+step is short if the values it works on are small.  So what a step makes is measured after it, and where a step can
+multiply (`*`, `%`, `replace`, `join`, ...) it is worked out before (models/template_functions.py); and the compiled
+template itself looks at the clock at every statement.  Lists and dictionaries cannot be changed once they are made,
+which is what makes their measure last.
+
+Knows nothing of chats.  Reads no file: `include`, `import` and `extends` have nowhere to look.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import wraps
+from types import BuiltinMethodType, MethodType
+from typing import Any, cast
+
+import jinja2
+from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, CompilerExit, Frame
+from jinja2.ext import Extension
+from jinja2.parser import Parser
+from jinja2.runtime import Context, Macro
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from ..core.errors import TemplateError
+from .template_functions import (
+    CHARACTERS,
+    FILTERS,
+    GLOBALS,
+    allow,
+    formatted,
+    method_arguments,
+    powered,
+    repeated,
+    weight,
+)
+
+SECONDS = 1.0  # of processor time that one rendering may take
+SMALL = CHARACTERS // 100  # what is bigger is looked at as soon as it is made
+WORK = 64 * CHARACTERS  # that all values made on the way may have together
+
+# What raises in a template that is wrong, or wrong for these messages.
+FAILURES = (
+    jinja2.TemplateError,
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,
+    SyntaxError,
+    TypeError,
+    ValueError,
+)
+
+
+class _Meter(threading.local):
+    """What the rendering in this thread has used."""
+
+    steps = 0
+    work = 0
+    deadline = 0.0
+
+    def start(self) -> None:
+        self.steps, self.work, self.deadline = 0, 0, time.thread_time() + SECONDS
+
+    def check(self) -> None:
+        if self.work > WORK:
+            raise TemplateError(f"the chat template makes values of more than {WORK:,} characters in all")
+        if time.thread_time() > self.deadline:
+            raise TemplateError(f"the chat template takes longer than {SECONDS:g} second")
+
+
+class _Generator(CodeGenerator):
+    """Compiles templates so that they look at the clock at every statement and measure what they make."""
+
+    def blockvisit(self, nodes: Any, frame: Frame) -> None:
+        try:
+            self.writeline("pass")
+            for node in nodes:
+                self.writeline("environment.tick()")
+                self.visit(node, frame)
+        except CompilerExit:
+            pass
+
+    def visit_List(self, node: nodes.List, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.made(")
+        super().visit_List(node, frame)
+        self.write(")")
+
+    def visit_Dict(self, node: nodes.Dict, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.made(")
+        super().visit_Dict(node, frame)
+        self.write(")")
+
+    def visit_Tuple(self, node: nodes.Tuple, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.made(" if node.ctx == "load" else "")
+        super().visit_Tuple(node, frame)
+        self.write(")" if node.ctx == "load" else "")
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.joined((")
+        for part in node.nodes:
+            self.visit(part, frame)
+            self.write(", ")
+        self.write("))")
+
+    def visit_Compare(self, node: nodes.Compare, frame: Frame) -> None:  # noqa: N802
+        self.write("(environment.tick() or ")
+        super().visit_Compare(node, frame)
+        self.write(")")
+
+
+class _Generation(Extension):
+    """`{% generation %}` marks what the assistant said, for training; here it changes nothing."""
+
+    tags = {"generation"}  # noqa: RUF012  (as the library declares it)
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_same"), [], [], body).set_lineno(line)
+
+    def _same(self, caller: Macro) -> str:
+        return caller()
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja as chat templates expect it (filters, `raise_exception`, `strftime_now`, `break`), within the limits."""
+
+    code_generator_class = _Generator
+    intercepted_binops = frozenset(ImmutableSandboxedEnvironment.default_binop_table)
+
+    def __init__(self) -> None:
+        self._meter = _Meter()
+        extensions = [_Generation, "jinja2.ext.loopcontrols"]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, cache_size=0)
+        self.finalize = self.made
+        self.filters = {name: self._bounded(function) for name, function in FILTERS.items()}
+        self.tests = {name: self._bounded(cast(Callable[..., Any], test)) for name, test in self.tests.items()}
+        self.globals = {"range": self.globals["range"], **GLOBALS}
+
+    def start(self) -> None:
+        """The clock of one rendering, or compilation, in this thread starts now."""
+        self._meter.start()
+
+    def tick(self) -> None:
+        """A step is done; every 16th looks at the clock, which takes longer than most steps."""
+        meter = self._meter
+        meter.steps = steps = meter.steps + 1
+        if not steps % 16:
+            meter.check()
+
+    def made(self, value: Any) -> Any:
+        """The value itself, which a step has made, if it is within the limits."""
+        meter = self._meter
+        meter.steps = steps = meter.steps + 1
+        size = len(value) if type(value) is str else weight(value)
+        meter.work += size
+        if size > SMALL or not steps % 16:
+            allow(size)
+            meter.check()
+        return value
+
+    def joined(self, parts: Sequence[Any]) -> str:
+        allow(weight(parts))
+        return cast(str, self.made("".join(map(str, parts))))
+
+    def concat(self, parts: Sequence[str]) -> str:  # type: ignore[override]  # what blocks and macros wrote
+        allow(sum(map(len, parts)))
+        return cast(str, self.made("".join(parts)))
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and isinstance(left, str):
+            allow(formatted(left, right))
+        elif operator == "*":
+            allow(max(repeated(left, right), repeated(right, left)))
+        elif operator == "**":
+            allow(powered(left, right))
+        return self.made(super().call_binop(context, operator, left, right))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        self.tick()
+        item = super().getitem(obj, argument)
+        return self.made(item) if isinstance(argument, slice) else item
+
+    def call(self, context: Context, function: Any, /, *args: Any, **options: Any) -> Any:
+        method = getattr(function, "__wrapped__", function)
+        if isinstance(method, BuiltinMethodType | MethodType):
+            args = method_arguments(method.__self__, method.__name__, args, options)
+        return self.made(super().call(context, function, *args, **options))
+
+    def _bounded(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def bounded(*args: Any, **options: Any) -> Any:
+            self.tick()
+            return self.made(function(*args, **options))
+
+        return bounded

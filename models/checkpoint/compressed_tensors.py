@@ -1,0 +1,244 @@
+"""Matrices kept as whole numbers and scales, as compressed-tensors writes them.
+
+Knows nothing of networks.  The one idea: several tensors of a file are one parameter; they become one entry, which is
+read as the floats they stand for.  Inputs of an output have one scale for each group of them, or one for all.  Whoever
+packs the floats that `rounded` makes finds the same codes and scales again.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..core.errors import CheckpointError, UnsupportedError
+from .tensor_files import SAFETENSORS, Entry, ignore
+
+Json = dict[str, Any]
+CONFIG = "quantization_config"
+METHOD = "compressed-tensors"
+FORMATS = {"int-quantized": 8, "pack-quantized": 4}  # bits of a weight
+KINDS = {8: "int8", 4: "int4"}  # of an entry
+GROUPS = (32, 64, 128)  # inputs that may share a scale, where not all do
+GROUP = 32  # inputs that share one in what is written here, as in models.native
+LEVEL = 127  # the largest code of eight bits
+LEVELS = (LEVEL, *range(16, 0, -1))  # those of a group that is whole multiples of a scale already
+DIGITS = 2048  # a number of half precision is a whole one below this, times a power of two
+PARTS = ("weight", "weight_packed", "weight_scale", "weight_shape")
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """`bits` of a weight, and how many inputs of an output share a scale: 0 for all."""
+
+    bits: int
+    group: int
+
+
+@dataclass(frozen=True)
+class Compressed(Entry):
+    """A matrix of `bits` a weight, of which the file holds codes and scales."""
+
+    bits: int
+    codes: Entry
+    scales: Entry
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return self.codes.file, self.scales.file
+
+    @property
+    def size(self) -> int:
+        return self.codes.size + self.scales.size
+
+    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore) -> Tensor:
+        """Codes times scales, multiplied in float32."""
+        cpu = torch.device("cpu")
+        codes = self.codes.read(torch.int8 if self.bits == 8 else torch.int32, cpu, advanced)
+        scales = self.scales.read(torch.float32, cpu, advanced)
+        if self.bits == 4:
+            codes = unpacked(codes, self.shape[1])
+        return multiplied(codes, scales).to(device, dtype)
+
+
+def multiplied(codes: Tensor, scales: Tensor) -> Tensor:
+    """[N, K] float32, of int8 `codes` [N, K] and `scales` [N, G], each for K / G neighbours."""
+    count, groups = scales.shape
+    return codes.float().view(count, groups, -1).mul_(scales[:, :, None]).view(codes.shape)
+
+
+def rounded(weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes [N, K] int8 and scales [N, K / GROUP] float32 of weights [N, K], as models.native packs them.
+
+    A group that is whole multiples of a scale keeps it.  Otherwise LEVEL scales are its largest weight, rounded up to
+    the digits of half precision, so that codes times the scale are whole multiples: packed again, they have the same
+    codes and scales, whatever is packed beside them.  The packer stores scales in a unit of all that is packed as one,
+    with the range of half precision: this holds for groups whose largest weight is at least 2^-22 of the largest of
+    all.  Smaller ones have fewer digits there, and their codes may differ by a step of that.  A group with a number
+    that is infinite or none has NaN for a scale.
+    """
+    count = len(weights)
+    groups = weights.float().view(-1, GROUP)
+    most = groups.abs().amax(1, keepdim=True)
+    finite = most.isfinite()
+    exponents = torch.frexp(most.where(finite, 1))[1].double()
+    # The largest becomes 1 / 2 to 1, so that nothing is subnormal.
+    groups = (groups.where(finite, 0) * torch.exp2(-exponents)).float()
+    scales = scales_of(groups)
+    inverse = torch.where(scales > 0, 1 / scales, 0)
+    # Products of two float32 are exact in float64: rounded once, as a fused multiplication does it.  Without one the
+    # packer lets a tie fall otherwise now and then.
+    codes = (groups.double() * inverse.double()).round().to(torch.int8)
+    scales = (scales * torch.exp2(exponents)).float().where(finite, torch.nan)
+    return codes.view(count, -1), scales.view(count, -1)
+
+
+def scales_of(groups: Tensor) -> Tensor:
+    """[G, 1] for groups [G, GROUP]: see `rounded`."""
+    most = groups.abs().amax(1, keepdim=True)
+    digits, exponent = torch.frexp(most / LEVEL)
+    scales = torch.ldexp((digits * DIGITS).ceil() / DIGITS, exponent)
+    left = most[:, 0] > 0
+    for level in LEVELS:
+        tried = most / level
+        which = (left & ((torch.frexp(tried)[0] * DIGITS) % 1 == 0)[:, 0]).nonzero()[:, 0]
+        some, scale = groups[which], tried[which]
+        made = which[((some / scale).round() * scale == some).all(1)]
+        scales[made], left[made] = tried[made], False
+    return scales
+
+
+def packed(codes: Tensor) -> Tensor:
+    """[N, K / 8] int32 of `codes` [N, K] uint8 from 0 to 15: eight in a number, the first in its lowest bits."""
+    pairs = codes.view(len(codes), -1, 2)
+    return (pairs[..., 0] | pairs[..., 1] << 4).contiguous().view(torch.int32)
+
+
+def unpacked(numbers: Tensor, inputs: int) -> Tensor:
+    """[N, K] int8 from -8 to 7 of `numbers` [N, ceil(K / 8)] int32."""
+    pairs = numbers.view(torch.uint8)
+    codes = torch.stack((pairs & 15, pairs >> 4), -1).flatten(1)[:, :inputs]
+    return codes.to(torch.int8) - 8
+
+
+def floats(file: Path, config: Any, entries: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The entries with those that are parts of a matrix put together.  `config` is that of the quantisation.
+
+    UnsupportedError names the field that asks for what is not read here.
+    """
+    scheme = scheme_of(file, config)
+    found: dict[str, Entry] = {}
+    for name, entry in entries.items():
+        module, _, leaf = name.rpartition(".")
+        near = {part: entries[f"{module}.{part}"] for part in PARTS if f"{module}.{part}" in entries}
+        if "weight_scale" not in near or not leaf.startswith(("weight", "input", "output")):
+            found[name] = entry
+        elif leaf == ("weight" if scheme.bits == 8 else "weight_packed"):
+            found[f"{module}.weight"] = put_together(f"{module}.weight", near, scheme)
+        elif leaf not in PARTS:
+            message = "zero points, reordered inputs and fixed scales of activations are not read; save it without"
+            raise UnsupportedError(message, file=str(entry.file), tensor=name)
+    return found
+
+
+def put_together(name: str, near: Mapping[str, Entry], scheme: Scheme) -> Compressed:
+    scales, codes = near["weight_scale"], near["weight" if scheme.bits == 8 else "weight_packed"]
+    shape = codes.shape if scheme.bits == 8 else shape_of(near, codes)
+    count, inputs = shape if len(shape) == 2 else (0, 0)
+    expected = ("I8", shape) if scheme.bits == 8 else ("I32", (count, -(-inputs // 8)))
+    if len(shape) != 2 or (codes.kind, codes.shape) != expected:
+        message = f"{codes.kind} of the form {list(codes.shape)} should be {expected[0]} of {list(expected[1])}"
+        raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
+    width = scheme.group or max(inputs, 1)
+    if scales.kind not in SAFETENSORS or inputs % width or scales.shape != (count, inputs // width):
+        message = (
+            f"{scales.kind} of the form {list(scales.shape)} should be floats, one for each {width} of {inputs} inputs"
+        )
+        raise CheckpointError(message, file=str(scales.file), tensor=scales.name)
+    kind = KINDS[scheme.bits]
+    return Compressed(codes.file, name, kind, shape, codes.start, codes.encoding, scheme.bits, codes, scales)
+
+
+def shape_of(near: Mapping[str, Entry], codes: Entry) -> tuple[int, ...]:
+    """Of the matrix, as two numbers in the file say it: its inputs may fill the last int32 in part."""
+    said = near.get("weight_shape")
+    if said is None or said.kind not in ("I32", "I64") or said.shape != (2,):
+        message = "its weight_shape, two whole numbers, is missing"
+        raise CheckpointError(message, file=str(codes.file), tensor=codes.name)
+    sides: list[int] = said.read(torch.int64, torch.device("cpu")).tolist()
+    return tuple(sides)
+
+
+def scheme_of(file: Path, config: Any) -> Scheme:
+    """What the configuration asks for, if it is read here."""
+    config = table(config)
+    demand(file, "quant_method", config.get("quant_method"), (METHOD,))
+    demand(file, "format", config.get("format"), tuple(FORMATS))
+    for field in ("kv_cache_scheme", "sparsity_config", "transform_config"):
+        demand(file, field, config.get(field) or None, (None,))
+    groups = table(config.get("config_groups")).values()
+    schemes = {weights_of(file, FORMATS[config["format"]], table(each)) for each in groups}
+    if len(schemes) != 1:
+        message = f"{CONFIG}.config_groups: one kind of weights is read, not {len(schemes)}"
+        raise UnsupportedError(message, file=str(file))
+    return schemes.pop()
+
+
+def weights_of(file: Path, bits: int, group: Json) -> Scheme:
+    """Of one of the config_groups."""
+    demand(file, "format", group.get("format"), (None, *FORMATS))
+    demand(file, "output_activations", group.get("output_activations"), (None,))
+    if group.get("input_activations") is not None:
+        inputs = table(group["input_activations"])
+        for field, known in (("num_bits", (8,)), ("type", ("int",)), ("dynamic", (True,))):
+            demand(file, f"input_activations.{field}", inputs.get(field), known)
+    weights = table(group.get("weights"))
+    known_values: Json = {"num_bits": (bits,), "type": ("int",), "symmetric": (True,), "actorder": (None, False)}
+    known_values["strategy"] = ("group", "channel")
+    for field, values in known_values.items():
+        demand(file, f"weights.{field}", weights.get(field), values)
+    if weights["strategy"] == "channel":
+        return Scheme(bits, 0)
+    demand(file, "weights.group_size", weights.get("group_size"), GROUPS)
+    return Scheme(bits, weights["group_size"])
+
+
+def table(value: Any) -> Json:
+    return value if isinstance(value, dict) else {}
+
+
+def demand(file: Path, field: str, value: Any, known: tuple[Any, ...]) -> None:
+    """UnsupportedError unless the field has one of the values that are known."""
+    if value not in known:
+        raise UnsupportedError(
+            f"{CONFIG}.{field} is {value!r}, and only {' or '.join(map(repr, known))} is read: weights of {METHOD}, "
+            "symmetric, of 8 or 4 bits, by channel or group; use the unquantised checkpoint or a GGUF file",
+            file=str(file),
+        )
+
+
+def config_of(scheme: Scheme, ignored: list[str]) -> Json:
+    """What compressed-tensors wants to read of matrices saved under `scheme`; `ignored` modules are floats.
+
+    The form cannot state how activations are rounded here, and rounding them by token is less exact: it states nothing.
+    """
+    weights: Json = {"num_bits": scheme.bits, "type": "int", "symmetric": True, "dynamic": False}
+    weights |= {"strategy": "group", "group_size": scheme.group} if scheme.group else {"strategy": "channel"}
+    format = next(name for name, bits in FORMATS.items() if bits == scheme.bits)
+    group = {
+        "targets": ["Linear"],
+        "weights": weights,
+        "input_activations": None,
+        "output_activations": None,
+        "format": format,
+    }
+    return {
+        "quant_method": METHOD,
+        "format": format,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ignored,
+        "kv_cache_scheme": None,
+    }

@@ -1,0 +1,88 @@
+"""What a checkpoint folder says of itself, as it is read from the small files.
+
+Knows nothing of what the values mean.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import orjson
+
+from ..architectures import Family, HeadSpec
+from ..chat import ChatTemplate
+from ..core.errors import CheckpointError, ModelError, UnsupportedError
+from ..core.files import json_text, listed
+from ..tokenizer import Tokenizer
+from .tensor_files import Entry
+
+Json = dict[str, Any]
+Vet = Callable[[Path], None]  # of a folder, before its tokenizer is read
+T = TypeVar("T")
+MOST_STOPS = 64  # tokens that end an answer; published models name up to ten
+
+
+def trust(folder: Path) -> None:
+    """Its tokenizer is read as it is."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a folder says of itself.  An adapter may change any of it before it is described."""
+
+    path: Path
+    config: Json
+    family: Family
+    spec: HeadSpec
+    entries: Mapping[str, Entry]
+
+
+def read_json(path: Path, default: Json | None = None, kind: type = dict) -> Any:
+    """A JSON object (or another `kind`) from a file; `default` stands for a file that is not there."""
+    try:
+        value = orjson.loads(json_text(path))
+    except FileNotFoundError:
+        if default is not None:
+            return default
+        raise CheckpointError(missing_hint(path), file=str(path)) from None
+    except orjson.JSONDecodeError as error:
+        raise CheckpointError(f"is no valid JSON: {error}", file=str(path)) from None
+    if not isinstance(value, kind):
+        raise CheckpointError(f"should hold a JSON {kind.__name__}, not {type(value).__name__}", file=str(path))
+    return value
+
+
+def missing_hint(path: Path) -> str:
+    files = listed(path.parent, {".gguf"}) if path.parent.is_dir() else []
+    hint = f"; for a GGUF file name the file itself: {', '.join(files)}" if files else ""
+    return f"is not there, and is needed{hint}"
+
+
+def template(file: str, sources: Mapping[str, Any], tokenizer: Tokenizer) -> ChatTemplate | None:
+    """The chat template called "default", with the one called "tool_use"; what is wrong with it names the file."""
+    source, tool_use = sources.get("default"), sources.get("tool_use")
+    if not isinstance(source, str):
+        return None
+    tools = tool_use if isinstance(tool_use, str) else ""
+    try:
+        return ChatTemplate(source, tool_use=tools, bos_token=tokenizer.bos_token, eos_token=tokenizer.eos_token)
+    except ModelError as error:
+        raise CheckpointError(str(error), file=file) from None
+
+
+def within(tokens: Iterable[object], vocab_size: int) -> frozenset[int]:
+    """The ids of tokens among these values; true and false are none."""
+    return frozenset(token for token in tokens if type(token) is int and 0 <= token < vocab_size)
+
+
+def configured(file: str, make: Callable[[], T]) -> T:
+    """What `make` reads from a description, its failures as sentences."""
+    try:
+        return make()
+    except KeyError as error:
+        raise CheckpointError(f"{error.args[0]} is missing", file=file) from None
+    except ModelError as error:
+        raise UnsupportedError(str(error), file=file) from None
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise CheckpointError(f"a value is of the wrong kind: {error}", file=file) from None

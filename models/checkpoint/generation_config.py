@@ -1,0 +1,161 @@
+"""How a folder's network writes where nobody asks otherwise: models.seq2seq.decoding.Writing, from
+generation_config.json.
+
+Knows no networks.  Where that file is missing, config.json says it, as in transformers.  The one idea: what would
+change an answer is followed or refused, by name; nothing of it is passed over.
+"""
+
+import re
+from collections.abc import Mapping
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+from ..core.errors import CheckpointError, UnsupportedError
+from ..network.model_config import ModelConfig
+from ..seq2seq.decoding import Writing
+from .folder_files import (
+    MOST_STOPS,
+    Json,
+    configured,
+    read_json,
+)
+
+FILE = "generation_config.json"
+FOLLOWED = frozenset((
+    "bad_words_ids", "bos_token_id", "decoder_start_token_id", "do_sample", "early_stopping", "eos_token_id",
+    "forced_bos_token_id", "forced_eos_token_id", "length_penalty", "max_length", "max_new_tokens", "min_length",
+    "min_new_tokens", "no_repeat_ngram_size", "num_beams", "renormalize_logits", "suppress_tokens", "temperature",
+    "top_k", "top_p",
+))  # fmt: skip
+NEUTRAL: Mapping[str, Any] = {
+    "begin_suppress_tokens": None,
+    "constraints": None,
+    "diversity_penalty": 0.0,
+    "dola_layers": None,
+    "encoder_no_repeat_ngram_size": 0,
+    "encoder_repetition_penalty": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "exponential_decay_length_penalty": None,
+    "force_words_ids": None,
+    "guidance_scale": 1.0,
+    "max_time": None,
+    "min_p": None,
+    "num_beam_groups": 1,
+    "num_return_sequences": 1,
+    "penalty_alpha": None,
+    "repetition_penalty": 1.0,
+    "sequence_bias": None,
+    "stop_strings": None,
+    "token_healing": False,
+    "top_h": None,
+    "typical_p": 1.0,
+    "watermarking_config": None,
+}  # what would change answers, and the values with which it does not; None: only where it is not set
+HARMLESS = re.compile(
+    "_from_model_config|assistant_|cache_|compile_|continuous_batching|disable_compile|is_assistant|low_memory|max_cache|"
+    "max_matching|num_assistant|output_|pad_token_id|prefill_|prompt_lookup|remove_invalid_values|return_dict|speculation|"
+    "target_lookbehind|transformers_version|use_"
+)  # how those names begin that change nothing of what is written
+LIKELIEST = 50  # tokens that transformers draws from where nobody says
+log = getLogger(__name__)
+
+
+def start_of(folder: Path, config: Json) -> int:
+    """The token that stands before the first that is written."""
+    said, file = said_of(folder, config)
+    for key in ("decoder_start_token_id", "bos_token_id"):
+        for each in (said, config):
+            if isinstance(each.get(key), int):
+                return int(each[key])
+    message = "decoder_start_token_id is missing: the token that stands before the first that is written"
+    raise CheckpointError(message, file=str(file))
+
+
+def writing_of(folder: Path, config: Json, decoder: ModelConfig) -> Writing:
+    """CheckpointError or UnsupportedError names the field that cannot be followed."""
+    said, file = said_of(folder, config)
+    refuse_unknown(said, file)
+    how = configured(str(file), lambda: followed(said, stops_of(said, config), decoder))
+    words = sorted({*how.stops, *how.opening, *how.closing, *how.banned, start_of(folder, config)})
+    if words and not 0 <= words[0] <= words[-1] < decoder.vocab_size:
+        raise CheckpointError(
+            f"it names tokens {words}, the network knows 0 to {decoder.vocab_size - 1}", file=str(file)
+        )
+    return how
+
+
+def said_of(folder: Path, config: Json) -> tuple[Json, Path]:
+    """What is said of it, and the file that does."""
+    if (folder / FILE).is_file():
+        return read_json(folder / FILE), folder / FILE
+    known = {*FOLLOWED, *NEUTRAL}
+    return {key: value for key, value in config.items() if key in known}, folder / "config.json"
+
+
+def refuse_unknown(said: Json, file: Path) -> None:
+    for key, neutral in NEUTRAL.items():
+        if said.get(key) not in (None, neutral, []):
+            raise UnsupportedError(
+                f"{key} {said[key]!r} would change what is written, and is not done here; remove it, or serve another",
+                file=str(file),
+            )
+    strange = sorted(key for key in said.keys() - {*FOLLOWED, *NEUTRAL} if not HARMLESS.match(key))
+    if strange:
+        log.warning("%s: %s is not known, and is left aside", file, ", ".join(strange))
+
+
+def stops_of(said: Json, config: Json) -> frozenset[int]:
+    ends = several(said.get("eos_token_id", config.get("eos_token_id")))
+    if len(ends) > MOST_STOPS:
+        raise CheckpointError(f"eos_token_id has {len(ends)} tokens; {MOST_STOPS} are the most")
+    return frozenset(ends)
+
+
+def followed(said: Json, stops: frozenset[int], decoder: ModelConfig) -> Writing:
+    """Lengths in the file count the start too, where they don't say that they count what is new."""
+    given = {key: value for key, value in said.items() if value is not None}
+    longest = given.get("max_new_tokens", given.get("max_length", decoder.max_positions + 1) - 1)
+    early = given.get("early_stopping", False)
+    if early not in (True, False, "never"):
+        raise UnsupportedError(f"early_stopping {early!r} is not true, false or never")
+    drawn, beams = bool(given.get("do_sample", False)), int(given.get("num_beams", 1))
+    if drawn and beams > 1:
+        raise UnsupportedError("do_sample with num_beams: beams that are drawn are not known here; set one of them")
+    return Writing(
+        stops=stops,
+        most=max(min(int(longest), decoder.max_positions), 1),
+        least=max(int(given.get("min_length", 0)) - 1, int(given.get("min_new_tokens", 0)), 0),
+        opening=several(given.get("forced_bos_token_id")),
+        closing=several(given.get("forced_eos_token_id")),
+        banned=banned_of(given, stops),
+        once=int(given.get("no_repeat_ngram_size", 0)),
+        renormalised=bool(given.get("renormalize_logits", False)),
+        beams=beams,
+        length_penalty=float(given.get("length_penalty", 1.0)),
+        early=early is True,
+        patient=early == "never",
+        drawn=drawn,
+        temperature=float(given.get("temperature", 1.0)),
+        top_k=int(given.get("top_k", LIKELIEST)),
+        top_p=float(given.get("top_p", 1.0)),
+    )
+
+
+def several(ids: object) -> tuple[int, ...]:
+    """One token or several, or none."""
+    if ids is None:
+        return ()
+    found = ids if isinstance(ids, list) else [ids]
+    if not all(type(each) is int for each in found):
+        raise ValueError(f"{ids!r} is no token id and no list of them")
+    return tuple(found)
+
+
+def banned_of(given: Json, stops: frozenset[int]) -> tuple[int, ...]:
+    """Tokens that are never written; what ends an answer cannot be banned as a bad word."""
+    words = [several(word) for word in given.get("bad_words_ids", ())]
+    if any(len(word) != 1 for word in words):
+        raise UnsupportedError("bad_words_ids of several tokens are not known here, only of one token each")
+    return (*(token for (token,) in words if token not in stops), *several(given.get("suppress_tokens")))

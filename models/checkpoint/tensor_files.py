@@ -1,0 +1,242 @@
+"""Tensors in files: where each one lies, in what encoding, and how to read it.
+
+Knows nothing of what a name means, of networks or of families.  The one idea: a file is read, not mapped.  A mapped
+page counts as resident memory until the kernel takes it back, so a mapped file beside its copy is twice the weights.
+Reading a piece at a time into the final tensor costs the weights and one piece.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import orjson
+import torch
+from torch import Tensor
+
+from ..core.errors import CheckpointError, UnsupportedError
+from ..core.files import member
+
+PIECE = 1 << 20  # bytes of a file in memory at a time
+LONGEST_HEADER = 16 << 20  # bytes; the specification allows 100 MB, which no network needs
+MOST_VALUES = 1 << 21  # of its JSON
+MOST_SIDES = 8  # of a tensor
+MOST_TENSORS = 1 << 18  # of all files together; the largest mixtures of experts have a third of that
+LONGEST_NAME = 512  # characters of a tensor's name; published ones have a hundred
+
+
+def ignore(size: int) -> None:
+    """Nobody asked how far it is."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How numbers become bytes: blocks of `items` numbers in `size` bytes each, decoded into a flat tensor."""
+
+    items: int
+    size: int
+    decode: Callable[[bytearray, Tensor], None]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One tensor in one file.  `encoding` is None where the encoding, named `kind`, is not read here."""
+
+    file: Path
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    start: int
+    encoding: Encoding | None
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All that its numbers come from."""
+        return (self.file,)
+
+    @property
+    def changes(self) -> tuple[object, ...]:
+        """What is done to the numbers of the files, as far as no file says it."""
+        return ()
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        assert self.encoding is not None
+        return prod(self.shape) // self.encoding.items * self.encoding.size
+
+    def read(self, dtype: torch.dtype, device: torch.device, advanced: Callable[[int], None] = ignore) -> Tensor:
+        """The whole tensor, in memory of its own.  CheckpointError where the file ends early or cannot be read.
+
+        `advanced` hears of the bytes of every piece.
+        """
+        assert self.encoding is not None
+        out = torch.empty(self.shape, dtype=dtype, device=device)
+        flat, done = out.view(-1), 0
+        try:
+            with self.file.open("rb", buffering=0) as file:
+                file.seek(self.start)
+                while done < flat.numel():
+                    raw = self._piece(file.read, flat.numel() - done)
+                    filled = flat[done : done + len(raw) // self.encoding.size * self.encoding.items]
+                    self.encoding.decode(raw, filled)
+                    self._refuse_broken(filled)
+                    done += filled.numel()
+                    advanced(len(raw))
+        except OSError as error:
+            raise CheckpointError(f"cannot be read: {error}", file=str(self.file), tensor=self.name) from None
+        return out
+
+    def _refuse_broken(self, filled: Tensor) -> None:
+        """Looks at a sum first: it is finite only if all it sums is, and it is read from the cache."""
+        if not filled.sum().isfinite() and not filled.isfinite().all():
+            message = "holds numbers that are infinite or NaN; copy the file again, or ask who made it"
+            raise CheckpointError(message, file=str(self.file), tensor=self.name)
+
+    def _piece(self, read: Callable[[int], bytes | None], left: int) -> bytearray:
+        assert self.encoding is not None
+        blocks = min(PIECE // self.encoding.size, left // self.encoding.items)
+        raw = bytearray()
+        while len(raw) < blocks * self.encoding.size:
+            more = read(blocks * self.encoding.size - len(raw))
+            if not more:
+                raise CheckpointError("the file ends inside it", file=str(self.file), tensor=self.name)
+            raw += more
+        return raw
+
+
+def plain(dtype: torch.dtype) -> Encoding:
+    """The encoding that stores numbers as they are in memory."""
+
+    def decode(raw: bytearray, out: Tensor) -> None:
+        out.copy_(torch.frombuffer(raw, dtype=dtype))
+
+    return Encoding(1, dtype.itemsize, decode)
+
+
+SAFETENSORS: dict[str, Encoding] = {
+    "F64": plain(torch.float64),
+    "F32": plain(torch.float32),
+    "F16": plain(torch.float16),
+    "BF16": plain(torch.bfloat16),
+}
+WHOLE: dict[str, Encoding] = {"I8": plain(torch.int8), "I32": plain(torch.int32), "I64": plain(torch.int64)}
+
+
+def safetensors(path: Path) -> dict[str, Entry]:
+    """What a safetensors file holds, from its header alone (https://huggingface.co/docs/safetensors)."""
+    header, start, length = _header(path)
+    header.pop("__metadata__", None)
+    refuse_many(path, len(header))
+    entries = {name: _entry(path, name, fields, start) for name, fields in header.items()}
+    for entry in entries.values():
+        if (end := start + header[entry.name]["data_offsets"][1]) > length:
+            raise CheckpointError(
+                f"the file is truncated: it ends at byte {length}, this tensor at byte {end}; copy the file again",
+                file=str(path),
+                tensor=entry.name,
+            )
+    refuse_gaps(
+        path,
+        {
+            name: (start + fields["data_offsets"][0], start + fields["data_offsets"][1])
+            for name, fields in header.items()
+        },
+        start,
+        length,
+    )
+    return entries
+
+
+def refuse_many(path: Path, count: int) -> None:
+    """Raises CheckpointError for more tensors than a network has."""
+    if count > MOST_TENSORS:
+        raise CheckpointError(f"it has {count} tensors; {MOST_TENSORS} are the most that are read", file=str(path))
+
+
+def refuse_gaps(path: Path, spans: Mapping[str, tuple[int, int]], start: int, length: int) -> None:
+    """The tensors of a safetensors file lie one after the other and are all that is in it, so that no two say
+    different things of the same bytes."""
+    last = start
+    for name, (begin, end) in sorted(spans.items(), key=lambda item: item[1]):
+        if begin != last:
+            what = (
+                "it overlaps another tensor"
+                if begin < last
+                else f"nothing says what the {begin - last} bytes before it are"
+            )
+            raise CheckpointError(f"no safetensors file: {what}", file=str(path), tensor=name)
+        last = end
+    if last != length:
+        raise CheckpointError(
+            f"no safetensors file: nothing says what its last {length - last} bytes are", file=str(path)
+        )
+
+
+def _header(path: Path) -> tuple[dict[str, Any], int, int]:
+    """The JSON header, where the data starts, and how long the file is."""
+    try:
+        with member(path) as file:
+            length, prefix = os.fstat(file.fileno()).st_size, file.read(8)
+            size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else length
+            if size > min(length - 8, LONGEST_HEADER):
+                raise CheckpointError("truncated, or no safetensors file: its header does not fit", file=str(path))
+            raw = file.read(size)
+        if raw.count(b":") > MOST_VALUES or raw.count(b"[") > MOST_VALUES:
+            raise CheckpointError("no safetensors file: its header has more values than any network", file=str(path))
+        header = orjson.loads(raw)
+    except OSError as error:
+        raise CheckpointError(f"cannot be read: {error.strerror}", file=str(path)) from None
+    except orjson.JSONDecodeError as error:
+        raise CheckpointError(f"no safetensors file: its header is no JSON ({error})", file=str(path)) from None
+    if not isinstance(header, dict):
+        raise CheckpointError("no safetensors file: its header is no JSON object", file=str(path))
+    if raw.count(b'"data_offsets"') != len(header.keys() - {"__metadata__"}):
+        raise CheckpointError("no safetensors file: its header names a tensor twice, or one malformed", file=str(path))
+    return header, 8 + size, length
+
+
+def _entry(path: Path, name: str, fields: Any, start: int) -> Entry:
+    refuse_long_name(path, name)
+    match fields:
+        case {"dtype": str(kind), "shape": [*shape], "data_offsets": [int(begin), int(end)]} if (
+            len(shape) <= MOST_SIDES and all(type(side) is int and side >= 0 for side in shape) and 0 <= begin <= end
+        ):
+            entry = Entry(path, name, kind, tuple(shape), start + begin, (SAFETENSORS | WHOLE).get(kind))
+        case _:
+            raise CheckpointError("its header entry is malformed", file=str(path), tensor=name)
+    if entry.encoding and entry.size != end - begin:
+        raise CheckpointError(
+            f"its header gives it {end - begin} bytes, its shape {list(shape)} of {kind} needs {entry.size}",
+            file=str(path),
+            tensor=name,
+        )
+    return entry
+
+
+def refuse_long_name(path: Path, name: str) -> None:
+    """CheckpointError for a tensor's name that no pattern should be compared with."""
+    if len(name) > LONGEST_NAME:
+        message = f"a tensor's name has {len(name)} characters; {LONGEST_NAME} are the most"
+        raise CheckpointError(message, file=str(path), tensor=f"{name[:60]}...")
+
+
+def readable(entry: Entry) -> None:
+    """UnsupportedError unless the encoding is one of numbers that are read here as they are."""
+    if entry.encoding is None or entry.kind in WHOLE:
+        message = f"its numbers are {entry.kind}, and only {', '.join(SAFETENSORS)} are read; save it as one of those"
+        raise UnsupportedError(message, file=str(entry.file), tensor=entry.name)
+
+
+def same(one: Entry, other: Entry) -> bool:
+    """Whether two tensors hold the same bytes."""
+    if (one.kind, one.shape) != (other.kind, other.shape):
+        return False
+    with one.file.open("rb") as first, other.file.open("rb") as second:
+        first.seek(one.start)
+        second.seek(other.start)
+        sizes = [min(PIECE, one.size - done) for done in range(0, one.size, PIECE)]
+        return all(first.read(size) == second.read(size) for size in sizes)

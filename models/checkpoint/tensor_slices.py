@@ -1,0 +1,97 @@
+"""The share of a tensor that is wanted, read without the rest.
+
+Knows nothing of networks.  The one idea: what a tensor of a file becomes is worked out on torch's meta device first;
+where it is still the same memory, seen otherwise (turned, one of three, a range of it), its offset and strides say
+which rows and columns of the file it is.  Rows that nobody wants are not read; of columns only the wanted are kept.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..parallel.share import Cut
+from .description import Description, Pieces
+from .tensor_files import PIECE, Entry
+
+Reading = Callable[[Entry], Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Rows of a tensor in a file, and columns of them if it has any; `turned`: wanted the other way round."""
+
+    rows: range
+    columns: range
+    turned: bool = False
+
+    def read(self, entry: Entry, read: Reading) -> Tensor:
+        if len(entry.shape) == 1 or len(self.columns) == entry.shape[1]:
+            out = read(rows_of(entry, self.rows))
+        else:
+            step = max(PIECE // (entry.size // entry.shape[0]), 1)
+            some = [self.rows[first : first + step] for first in range(0, len(self.rows), step)]
+            out = self._narrowed(entry, some, read)
+        return out.t() if self.turned else out
+
+    def _narrowed(self, entry: Entry, some: list[range], read: Reading) -> Tensor:
+        """Whole rows, a few at a time; what is not wanted of them is let go of before the next are read."""
+        columns, out = slice(self.columns.start, self.columns.stop), None
+        for rows in some:
+            part = read(rows_of(entry, rows))[:, columns]
+            out = part.new_empty(len(self.rows), len(self.columns)) if out is None else out
+            first = rows.start - self.rows.start
+            out[first : first + len(rows)] = part
+        assert out is not None
+        return out
+
+
+def rows_of(entry: Entry, rows: range) -> Entry:
+    """These rows as a tensor of their own."""
+    start = entry.start + rows.start * (entry.size // entry.shape[0])
+    return replace(entry, shape=(len(rows), *entry.shape[1:]), start=start)
+
+
+def shares(what: Description, name: str, entry: Entry, cuts: Mapping[str, Cut], read: Reading) -> Pieces:
+    """What becomes of a tensor, cut, where it is; or of all of it, read first, in memory of its own."""
+    places = places_of(what, name, entry, cuts)
+    if places is None:
+        return [
+            (ours, cuts[ours](piece).clone()) if ours in cuts else (ours, piece)
+            for ours, piece in what.translate(name, read(entry))
+        ]
+    return [(ours, place.read(entry, read)) for ours, place in places]
+
+
+def places_of(what: Description, name: str, entry: Entry, cuts: Mapping[str, Cut]) -> list[tuple[str, Place]] | None:
+    """Where its cut pieces lie in the file.  None where it is to be read as a whole: it is computed as it is read
+    (merged, multiplied by scales), or laid out anew, or nothing of it is cut."""
+    blank = torch.empty(entry.shape, device="meta")
+    pieces = what.translate(name, blank)
+    if not any(ours in cuts for ours, _ in pieces):
+        return None
+    found = []
+    for ours, piece in pieces:
+        if (place := placed(cuts[ours](piece) if ours in cuts else piece, blank, entry)) is None:
+            return None
+        found.append((ours, place))
+    return found
+
+
+def placed(piece: Tensor, whole: Tensor, entry: Entry) -> Place | None:
+    """Where in the file it lies; None if it is not simply some of what is there."""
+    assert entry.encoding is not None
+    if type(entry) is not Entry or piece.untyped_storage() is not whole.untyped_storage():
+        return None
+    if entry.shape[-1] % entry.encoding.items or piece.dim() != whole.dim():
+        return None
+    first = int(piece.storage_offset())
+    if piece.dim() == 1:
+        return Place(range(first, first + len(piece)), range(0)) if entry.encoding.items == 1 else None
+    row, column = divmod(first, whole.size(1))
+    turned = piece.stride() == (1, whole.size(1))
+    if piece.dim() != 2 or not (turned or piece.stride() == whole.stride()):
+        return None
+    height, width = piece.t().shape if turned else piece.shape
+    return Place(range(row, row + height), range(column, column + width), turned)

@@ -1,0 +1,145 @@
+"""A PEFT LoRA folder laid beside a checkpoint that is served, not merged into it: low-rank matrices and a head.
+
+Knows nothing of who computes them.  The one idea: it is described as if it were merged, from its own small files and
+what is known of the checkpoint already; so whatever merging refuses is refused here in the same words, and of what it
+changes only its own numbers are read.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from weakref import WeakValueDictionary
+
+import torch
+from torch import nn
+
+from ..core.errors import UnsupportedError
+from ..network.lora import Lora, LowRank, products
+from . import folder
+from . import merged_adapter as adapter
+from .description import (
+    Description,
+    announced,
+    blank,
+    used,
+)
+from .merged_adapter import Merged
+from .tensor_files import Entry
+
+MOST_RANK = 256  # of one matrix; more is hardly low
+MERGE = "load it merged (BASE+ADAPTER, or merge: true)"
+
+
+@dataclass(frozen=True)
+class Laid:
+    """An adapter that is understood but not read.
+
+    `what` describes the merged checkpoint; `updates` are the entries of its products, `own` those of its head, by their
+    names in the files, of which the trunk has those in `common`.  `head` has no numbers yet; it is None where that of
+    the trunk stays.
+    """
+
+    what: Description
+    updates: Mapping[str, Merged]
+    own: Mapping[str, Entry]
+    common: AbstractSet[str]
+    head: nn.Module | None
+
+    @property
+    def numbers(self) -> tuple[int, int]:
+        """In the low-rank matrices, and in what the head has for itself."""
+        low = sum(prod(side.shape) for update in self.updates.values() for side in update.pair)
+        return low, sum(prod(entry.shape) for name, entry in self.own.items() if name not in self.common)
+
+
+class Trunk:
+    """A served checkpoint, as those need it that lie beside it: what describes it, and what of it they share."""
+
+    def __init__(self, what: Description) -> None:
+        self.what = what
+        self._shared: WeakValueDictionary[str, nn.Parameter] = WeakValueDictionary()
+
+    def lay(self, source: Path) -> Laid:
+        """Raises what loading it merged would; UnsupportedError, too, where it can only be merged."""
+        if self.what.parts is None:
+            message = "an adapter is laid only over a safetensors folder; serve the one this file was made from"
+            raise UnsupportedError(message, file=self.what.file)
+        mine = self.what.parts.entries
+        parts = adapter.applied(adapter.read(source), self.what.parts)
+        what = folder.over(parts, self.what)
+        refuse_other_way(source, self.what, what)
+        network, head = blank(what)
+        entries = used(what, network, head)
+        changed = {name: entry for name, entry in parts.entries.items() if mine.get(name) is not entry}
+        refuse_unfit(what, changed)
+        own = {name: entry for name, entry in entries.items() if is_head(what, name, entry)}
+        updates = {
+            name: entry
+            for name, entry in changed.items()
+            if isinstance(entry, Merged) and name in entries.keys() - own.keys()
+        }
+        same = parts.spec is self.what.parts.spec and parts.config == self.what.parts.config
+        if what.head.task == "generate" or (same and not own.keys() & changed.keys()):
+            return Laid(what, updates, {}, frozenset(), None)
+        if {*head.parameters()} & {*network.parameters()}:
+            message = f"it changes a head that shares the matrix of the tokens, which is not done beside it: {MERGE}"
+            raise UnsupportedError(message, file=str(source))
+        return Laid(what, updates, own, own.keys() - changed.keys(), head)
+
+    def read(self, laid: Laid, dtype: torch.dtype, device: torch.device) -> tuple[Lora, nn.Module | None]:
+        """The matrices in float32, the head as `dtype` on `device`.  CheckpointError where a file cannot be read."""
+        lora: dict[str, LowRank] = {}
+        for name, update in laid.updates.items():
+            a, b = (side.read(torch.float32, torch.device("cpu")) for side in update.pair)
+            b *= update.scale
+            for ours, piece in laid.what.translate(name, b.t() if update.transposed else b):
+                lora[ours.removesuffix(".weight")] = LowRank(a, piece.contiguous())
+        if laid.head is not None:
+            self._fill(laid, laid.head, dtype, device)
+        return lora, laid.head
+
+    def _fill(self, laid: Laid, head: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+        """What the trunk's files hold of it is there once for all heads that have it."""
+        for name, entry in laid.own.items():
+            places = [piece.removeprefix("head.") for piece, _ in announced(laid.what, name, entry)]
+            common = name in laid.common
+            known = [self._shared.get(f"{dtype} {name} {place}") for place in places] if common else []
+            if not known or None in known:
+                known = [nn.Parameter(piece) for _, piece in laid.what.translate(name, entry.read(dtype, device))]
+            for place, parameter in zip(places, known, strict=True):
+                owner, _, leaf = place.rpartition(".")
+                head.get_submodule(owner).register_parameter(leaf, parameter)
+                if common and parameter is not None:
+                    self._shared[f"{dtype} {name} {place}"] = parameter
+
+
+def is_head(what: Description, name: str, entry: Entry) -> bool:
+    return any(piece.startswith("head.") for piece, _ in announced(what, name, entry))
+
+
+def refuse_other_way(source: Path, trunk: Description, what: Description) -> None:
+    """A generator computes logits, an encoder states: no step does both."""
+    if trunk.config.position == "distance":
+        message = f"its base looks at distances through matrices that adapters change: {MERGE}"
+        raise UnsupportedError(message, file=str(source))
+    if (trunk.head.task == "generate") != (what.head.task == "generate"):
+        message = f"it is to {what.head.task}, and what it is to be laid over is to {trunk.head.task}: {MERGE}"
+        raise UnsupportedError(message, file=str(source))
+
+
+def refuse_unfit(what: Description, changed: Mapping[str, Entry]) -> None:
+    """What would have to be another network's."""
+    known = products(what.config)
+    for name, entry in changed.items():
+        side = entry.pair[0] if isinstance(entry, Merged) else entry
+        for ours, _ in announced(what, name, entry):
+            if ours.startswith("head.") and what.head.task != "generate":
+                continue
+            if not isinstance(entry, Merged) or ours.removesuffix(".weight") not in known:
+                message = f"it changes {ours}, which all adapters of a trunk share: {MERGE}"
+                raise UnsupportedError(message, file=str(side.file), tensor=side.name)
+            if side.shape[0] > MOST_RANK:
+                message = f"its rank is {side.shape[0]}, and at most {MOST_RANK} is laid beside a trunk: {MERGE}"
+                raise UnsupportedError(message, file=str(side.file), tensor=side.name)

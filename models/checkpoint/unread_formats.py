@@ -1,0 +1,89 @@
+"""Formats of weights that are not read: why, and what to do instead.
+
+A format is known by the end of a file's name; no file is opened.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import CheckpointError, UnsupportedError
+from ..core.files import listed
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SAFE, GGUF = ".safetensors", ".gguf"
+
+
+@dataclass(frozen=True)
+class Format:
+    """`name` is what its files hold, `reason` why they are not read, `remedy` what to do instead."""
+
+    name: str
+    reason: str
+    remedy: str
+
+
+PICKLE = Format(
+    "pickled weights",
+    "which can run code when opened and are never opened here",
+    "convert them where you trust them: transformers' AutoModel.from_pretrained(folder).save_pretrained(folder) "
+    "writes safetensors (use the Auto class of the head)",
+)
+ONNX = Format(
+    "an ONNX graph",
+    "which is not read",
+    "name the safetensors folder or the GGUF file of the model that it was exported from",
+)
+KERAS = Format(
+    "weights of TensorFlow",
+    "which can hold code and are not read",
+    "convert them to safetensors: transformers 4 does with AutoModel.from_pretrained(folder, from_tf=True)"
+    ".save_pretrained(folder) (use the Auto class of the head)",
+)
+FLAX = Format(
+    "weights of Flax",
+    "which are not read",
+    "convert them to safetensors: transformers 4 does with AutoModel.from_pretrained(folder, from_flax=True)"
+    ".save_pretrained(folder) (use the Auto class of the head)",
+)
+FORMATS: Mapping[str, Format] = {
+    **dict.fromkeys((".bin", ".pt", ".pth", ".ckpt", ".pickle", ".pkl"), PICKLE),
+    ".onnx": ONNX,
+    ".h5": KERAS,
+    ".msgpack": FLAX,
+}
+
+
+def refuse_file(path: Path) -> None:
+    """A file that is named as a source.  UnsupportedError unless it is a GGUF file."""
+    if path.suffix == GGUF:
+        return
+    if path.suffix == SAFE:
+        message = "a safetensors file alone does not describe a model; name the folder that has its config.json, too"
+        raise UnsupportedError(message, file=str(path))
+    if found := FORMATS.get(path.suffix):
+        message = f"{sentence(found, ())}. If it is a GGUF file, its name has to end in {GGUF}"
+        raise UnsupportedError(message, file=str(path))
+    raise UnsupportedError("a file is loaded only if it is a .gguf; otherwise name the folder", file=str(path))
+
+
+def refuse_folder(path: Path) -> None:
+    """A folder.  UnsupportedError if it has weights, but only in formats that are not read."""
+    if (path / INDEX).is_file() or (path / SINGLE).is_file() or listed(path, {SAFE, GGUF}):
+        return
+    for found in (PICKLE, ONNX, KERAS, FLAX):
+        if names := listed(path, {suffix for suffix, each in FORMATS.items() if each is found}):
+            raise UnsupportedError(sentence(found, names), file=str(path))
+
+
+def no_weights(path: Path) -> CheckpointError:
+    """What to say of a folder that has none to be read."""
+    others = listed(path, {SAFE, GGUF})
+    hint = f"; there is only {', '.join(others)}" if others else ""
+    return CheckpointError(f"no weights: neither {SINGLE} nor {INDEX} is there{hint}", file=str(path))
+
+
+def sentence(found: Format, names: Sequence[str]) -> str:
+    """`names` are those of the files in a folder; none: it is the file that is named."""
+    what = f"only {found.name} ({', '.join(names)})" if names else found.name
+    return f"{what}, {found.reason}; {found.remedy}"

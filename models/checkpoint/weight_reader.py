@@ -1,0 +1,75 @@
+"""The numbers of a network and its head, read from the files part by part, when a part is wanted.
+
+Knows nothing of files' formats or of families.  The one idea: whoever packs a network asks for one part of it, takes
+what it needs and lets go of it again; so there is never more in memory than what is packed and one part.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ..network.transformer import Transformer
+from .description import Description, announced, used
+from .tensor_files import Entry
+from .tensor_slices import shares
+
+
+class Weights:
+    """Of `network` and `head`, both on the meta device.  `progress` hears of bytes done and bytes in all.
+
+    They become a share of themselves, if only one is wanted, once they are compared with the files.  Raises
+    CheckpointError unless the files hold exactly what is wanted.
+    """
+
+    def __init__(
+        self, what: Description, network: Transformer, head: nn.Module, progress: Callable[[int, int], None]
+    ) -> None:
+        self._what, self._progress = what, progress
+        entries = used(what, network, head)
+        self._cuts = what.cutting(network, head)
+        self._places = places(network, head)
+        self._wanted = {f"head.{name}": parameter for name, parameter in head.named_parameters()}
+        self._wanted |= dict(network.named_parameters())
+        self._entries: dict[nn.Parameter, tuple[str, Entry]] = {}
+        for name, entry in entries.items():
+            for ours, _ in announced(what, name, entry):
+                if ours in self._wanted:
+                    self._entries[self._wanted[ours]] = name, entry
+        self._total, self._done = sum(entry.size for entry in entries.values()), 0
+        progress(0, self._total)
+
+    def fill(self, part: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
+        """Give those parameters of `part` that have no memory yet their numbers, wherever else they stand too.
+
+        CheckpointError where a file ends early, cannot be read, or holds what is no number.
+        """
+        entries = dict(self._entries[parameter] for parameter in part.parameters() if parameter in self._entries)
+        for name, entry in sorted(entries.items(), key=lambda item: (str(item[1].file), item[1].start)):
+            self._read(name, entry, dtype, device)
+
+    def _read(self, name: str, entry: Entry, dtype: torch.dtype, device: torch.device) -> None:
+        before = self._done
+
+        def advanced(size: int) -> None:
+            self._done += size
+            self._progress(self._done, self._total)
+
+        def read(some: Entry) -> Tensor:
+            return some.read(dtype, device, advanced)
+
+        for ours, piece in shares(self._what, name, entry, self._cuts, read):
+            if ours in self._wanted:
+                parameter = nn.Parameter(piece.contiguous())
+                for owner, leaf in self._places[self._wanted[ours]]:
+                    owner.register_parameter(leaf, parameter)
+        self._done = before + entry.size
+
+
+def places(network: Transformer, head: nn.Module) -> dict[nn.Parameter, list[tuple[nn.Module, str]]]:
+    """Where each parameter stands: one that is tied to another in several places."""
+    found: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+    for owner in (*network.modules(), *head.modules()):
+        for leaf, parameter in owner.named_parameters(recurse=False):
+            found.setdefault(parameter, []).append((owner, leaf))
+    return found

@@ -1,0 +1,1 @@
+"""Errors of checkpoints, and files that are read within limits."""

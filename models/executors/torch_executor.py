@@ -1,0 +1,198 @@
+"""The reference executor: the network in torch, on any device, over a paged cache of its own.
+
+It doesn't know requests.  A key that is not a number would spread to whoever is given its block next, hidden slots
+included (0 * NaN is NaN), so blocks with such a key or value are remembered, and cleared when somebody starts them
+anew.
+"""
+
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from itertools import pairwise
+
+import torch
+from torch import Tensor
+
+from ..core.errors import RowsError, UnsupportedError
+from ..network.attention import padding
+from ..network.cache import CacheView, PagedCache
+from ..network.heads import LanguageHead
+from ..network.lora import (
+    Additions,
+    Lora,
+    Tiles,
+    names_of,
+    of_rows,
+)
+from ..network.ragged import Ragged
+from ..network.transformer import Transformer
+from .bounds import Bounds
+from .contract import Rows
+from .cuda_graphs import Computed, Graphs, InPlace
+from .step_buffer import Sheet
+
+
+class TorchExecutor:
+    """Runs `network` and, for a generator, `head` on what `Rows` asks for; see models.executors.contract.Executor.
+
+    `block_count` 0 means no cache: every sequence comes whole.  Which way it attends is chosen here, once.
+    """
+
+    def __init__(
+        self,
+        network: Transformer,
+        head: LanguageHead | None = None,
+        *,
+        block_count: int = 0,
+        block_size: int = 0,
+        in_place: InPlace | None = None,
+    ) -> None:
+        self.network, self.head = network.eval(), head
+        self.block_count, self.block_size = block_count, block_size
+        self._bounds = Bounds.of(network.config, block_count, block_size)
+        weight, config = network.tokens.weight, network.config
+        self.device, self.dtype = weight.device, weight.dtype
+        self._poisoned: set[int] = set()  # blocks that hold numbers that are none
+        self._unsure: set[int] = set()  # blocks of a step that raised: nobody has looked at what it stored
+        self._kernel = None if in_place is None else in_place.kernel
+        self._names, self._loras, self._attached = names_of(network, config), dict[int, Lora](), 0
+        self.cache: PagedCache | None = None
+        self._graphs: Graphs | None = None
+        if block_count:
+            replays = in_place is not None and in_place.talking > 0
+            self.cache = PagedCache(config, block_count + replays, block_size, weight, in_place is not None)
+            if in_place is not None and replays:  # over one more block, the spare one
+                self._graphs = Graphs(self._compute, self.cache, in_place, config.max_positions)
+
+    @property
+    def likeliest(self) -> None:
+        return None
+
+    @property
+    def poisoned(self) -> AbstractSet[int]:
+        return self._poisoned
+
+    @torch.inference_mode()
+    def step(self, rows: Rows) -> Tensor:
+        """Good until the next step.  Raises RowsError before anything is computed."""
+        self.check(rows)
+        slots = self._slots(rows) if self.cache is not None else []
+        self._cleanse(slots)
+        self._unsure |= self._blocks_of(slots)
+        if self._graphs is not None and self._graphs.padding(rows) >= 0:
+            out, finite = self._graphs.step(rows, slots)
+        else:
+            out, finite = self._compute(self._batch(rows, slots))
+        if finite is not None:
+            self._suspect(finite, slots)
+        return out
+
+    def check(self, rows: Rows) -> None:
+        """RowsError for a number that is out of range: on a GPU it would end the process's use of the device."""
+        self._bounds.check(rows, self._loras)
+
+    def step_with_states(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """What `step` returns, and what each layer makes of each row: [depth, T, W] float32, before the final norm.
+
+        All rows must be wanted, since the last layer computes no others.  No recorded graph is replayed.
+        """
+        if len(rows.wanted) != len(rows.tokens):
+            raise RowsError(f"wanted: there are {len(rows.wanted)}, which should be {len(rows.tokens)}, all")
+        kept: list[Tensor] = []
+        graphs, self._graphs = self._graphs, None
+        hooks = [
+            block.register_forward_hook(lambda *seen: kept.append(seen[-1].float())) for block in self.network.blocks
+        ]
+        try:
+            return self.step(rows), torch.stack(kept)
+        finally:
+            self._graphs = graphs
+            for hook in hooks:
+                hook.remove()
+
+    def _compute(self, batch: Ragged) -> Computed:
+        states = self.network(batch)  # [M, W]
+        view = batch.cache
+        finite = None if view is None else view.cache.finite(view.places)
+        out = states if self.head is None else self.head(states)
+        return out.float(), finite
+
+    @torch.inference_mode()
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        if self.cache is not None:
+            self._bounds.check_copies(blocks)
+            self.cache.copy(blocks)
+
+    def attach(self, adapter: Lora) -> int:
+        if adapter.keys() - set(self._names.values()):
+            message = "products are held to the bit here, and sums with what an adapter adds are not: load it merged"
+            raise UnsupportedError(message)
+        like = self.network.tokens.weight
+        self._attached += 1
+        self._loras[self._attached] = {name: low.to(like) for name, low in adapter.items()}
+        return self._attached
+
+    def detach(self, number: int) -> None:
+        del self._loras[number]
+
+    def padding(self, rows: Rows) -> int:
+        if self._kernel is not None:
+            return 0 if self._graphs is None else max(self._graphs.padding(rows), 0)
+        lengths = [end - start for start, end in pairwise(rows.starts)]
+        return padding(lengths, self._seen(rows))
+
+    def _batch(self, rows: Rows, slots: list[int]) -> Ragged:
+        if self._kernel is not None:
+            sheet = Sheet(rows, slots, max(map(len, rows.tables)))
+            read = sheet.read(sheet.on(self.device), self._kernel, self.cache, self.network.config.max_positions)
+            return replace(read, additions=self._additions(rows))
+        cache = None
+        if self.cache is not None:
+            places = self.cache.places(self._tensor(slots))
+            cache = CacheView(self.cache, places, rows.tables, self._seen(rows))
+        return Ragged(
+            tokens=self._tensor(rows.tokens),
+            positions=self._tensor(rows.positions),
+            starts=tuple(rows.starts),
+            segments=None if rows.segments is None else self._tensor(rows.segments),
+            cache=cache,
+            wanted=self._tensor(rows.wanted) if len(rows.wanted) < len(rows.tokens) else None,
+            additions=self._additions(rows),
+        )
+
+    def _additions(self, rows: Rows) -> Additions | None:
+        if rows.adapters is None or not any(rows.adapters):
+            return None
+        each = of_rows(rows.adapters, rows.starts)
+        wanted = [each[row] for row in rows.wanted]
+        return Additions(self._names, self._loras, Tiles.of(each, self.device), Tiles.of(wanted, self.device))
+
+    def _tensor(self, values: list[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self.device)
+
+    def _slots(self, rows: Rows) -> list[int]:
+        """Where in the cache each row's key and value go."""
+        size = self.block_size
+        return [
+            table[position // size] * size + position % size
+            for table, (start, end) in zip(rows.tables, pairwise(rows.starts), strict=True)
+            for position in rows.positions[start:end]
+        ]
+
+    def _seen(self, rows: Rows) -> list[int]:
+        return [rows.positions[end - 1] + 1 for end in rows.starts[1:]]
+
+    def _suspect(self, finite: Tensor, slots: list[int]) -> None:
+        bad = [slot for slot, good in zip(slots, finite.tolist(), strict=True) if not good]
+        self._poisoned |= self._blocks_of(bad)
+        self._unsure -= self._blocks_of(slots)
+
+    def _cleanse(self, slots: list[int]) -> None:
+        if (self._poisoned or self._unsure) and self.cache is not None:
+            started = self._blocks_of([slot for slot in slots if slot % self.block_size == 0])
+            self.cache.clear(sorted(started & (self._poisoned | self._unsure)))
+            self._poisoned -= started
+            self._unsure -= started
+
+    def _blocks_of(self, slots: list[int]) -> set[int]:
+        return {slot // self.block_size for slot in slots}

@@ -1,0 +1,156 @@
+"""What explaining takes beside the network: at most, by its shape and by how much is asked.
+
+Knows configurations, and computes nothing.  The one idea: a backward pass needs what every layer kept of its rows, and
+a forward pass alone what one layer has at a time; what grows with pairs of rows is counted apart.
+"""
+
+from math import ceil
+
+from ..network.model_config import ModelConfig
+from .attention_probe import ROWS
+from .explain_types import PIECE, Asked, Text
+from .occlusion import windows
+
+FLOAT = 4
+DOUBLE = 8
+SLOPES = ("gradient_x_input", "integrated_gradients")
+TOGETHER = ("attention_rollout", "attention_flow")
+GRAPH = 12  # numbers of 8 bytes for each pipe, while flows are looked for
+SLACK = 1 << 20  # what is small: indices, scores, vectors of a text
+FEWEST_ROWS = 8  # a pass takes as long for one row as for so many: its weights have to be read
+A_LAYER = 20_000_000  # operations that fit in the time in which the calls of one layer are begun
+A_PIPE = 2000  # operations that fit in the time that one flow takes for one pipe, on one core
+
+
+def bytes_of(config: ModelConfig, body: ModelConfig, asked: Asked, piece: int = PIECE) -> int:
+    """`config` and `body` as models.checkpoint.Checkpoint has them: two, where one body reads and another writes.
+
+    The weights are not in it, nor the answer's JSON.
+    """
+    text = asked.text
+    count = max(1, piece // max(1, text.rows)) if asked.method in ("integrated_gradients", "occlusion") else 1
+    slopes = asked.method in SLOPES
+    total = _rows(body, len(text.tokens), count, slopes)
+    if text.source:
+        total += _rows(config, len(text.source), count, slopes) + _across(body, asked, count, slopes)
+    if asked.method in (*TOGETHER, "attention"):
+        total += _plates(config, body, asked)
+    if slopes:
+        embeddings = text.rows * (config.embedding_width or config.width)
+        total += embeddings * (count * 4 * FLOAT + (len(asked.goals) + 4) * 2 * DOUBLE)
+    return total + SLACK
+
+
+def _rows(config: ModelConfig, rows: int, count: int, slopes: bool) -> int:
+    """Of `count` texts of so many rows that go through a body together."""
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    attention = 2 * (inner + kept) + (inner + kept if config.query_key_norm else 0)
+    mlp, sums = (3 if config.gated_mlp else 1) * config.mlp_width, 6 if config.norm_order == "sandwich" else 4
+    layers = config.depth if slopes else 0
+    layer = sums * config.width + attention + mlp  # what it keeps; one of them has as much again at a time, and more
+    a_row = layers * layer + layer + 2 * (config.width + inner + config.mlp_width)
+    shared = config.heads // config.kv_heads
+    masked = config.causal or bool(config.window)
+    each = shared if masked and shared > 1 else 0  # masks, laid out for the heads that share keys
+    if config.position in ("distance", "relative"):
+        each += 4 * config.heads  # their scores are made, not fused
+    a_pair = layers * each + 2 * each + (6 if masked else 0)
+    if config.leans:
+        a_pair += 3 * config.heads + 4
+    return FLOAT * count * rows * (a_row + rows * a_pair)
+
+
+def _across(config: ModelConfig, asked: Asked, count: int, slopes: bool) -> int:
+    """What a body that writes looks at, keys and values of all layers; and how: if it has one head, maybe by additive
+    scores."""
+    read, written = len(asked.text.source), len(asked.text.tokens)
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    layers = config.depth if slopes else 1
+    pairs = 4 * config.head_width if config.heads == 1 else 1
+    a_row = 4 * kept * config.depth * read + (2 * inner + config.width) * layers * written
+    return FLOAT * count * (a_row + pairs * read * written)
+
+
+def _plates(config: ModelConfig, body: ModelConfig, asked: Asked) -> int:
+    """The answer, and scores of the rows that are looked at at a time."""
+    read, written = len(asked.text.source), len(asked.text.tokens)
+    sides = [(config, read, read), (body, written, written), (body, written, read)]
+    total = most = 0
+    for part, rows, columns in sides if read else sides[1:2]:
+        layers = len([layer for layer in asked.layers if layer < part.depth]) or part.depth
+        heads = len([head for head in asked.heads if head < part.heads]) or part.heads
+        if asked.method in TOGETHER:
+            layers, heads = part.depth, part.heads
+        answer = layers * rows * columns * (1 if asked.method in TOGETHER else heads)
+        each = {"attention": 0, "attention_rollout": 3 * DOUBLE}.get(asked.method, (3 + GRAPH) * DOUBLE)
+        total += answer * (FLOAT + each)
+        most = max(most, 3 * FLOAT * heads * min(ROWS, rows) * columns)
+    return total + most
+
+
+def operations_of(config: ModelConfig, body: ModelConfig, asked: Asked, piece: int = PIECE) -> int:
+    """Floating-point operations, two for each product that is added: of all passes, forward and back.
+
+    What takes time and is no such operation (reading weights for few rows, beginning calls, flows) counts as the
+    operations that fit in that time on a core that does some 50 GFLOP a second.  `config` and `body`: see `bytes_of`.
+    """
+    text, goals = asked.text, max(len(asked.goals), 1)
+    together = max(1, piece // max(1, text.rows))
+    total = _pass(config, body, asked.beside, 1) if asked.beside is not None and asked.goals else 0
+    match asked.method:
+        case "attention" | "attention_rollout":
+            return total + _pass(config, body, text, 1)
+        case "attention_flow":
+            return total + _pass(config, body, text, 1) + A_PIPE * _pipes(config, body, text)
+        case "gradient_x_input":
+            return total + (1 + goals) * _pass(config, body, text, 1)
+        case "integrated_gradients":
+            return (
+                total
+                + (1 + goals) * _passes(config, body, text, asked.steps, together)
+                + 2 * _pass(config, body, text, 1)
+            )
+        case "occlusion":
+            hidden = sum(1 for _ in windows(asked))
+            return total + _pass(config, body, text, 1) + _passes(config, body, text, hidden, together)
+
+
+def _passes(config: ModelConfig, body: ModelConfig, text: Text, count: int, together: int) -> int:
+    """Of so many texts, some at a time."""
+    whole, left = divmod(count, together)
+    total = whole * _pass(config, body, text, together)
+    return total + (_pass(config, body, text, left) if left else 0)
+
+
+def _pass(config: ModelConfig, body: ModelConfig, text: Text, count: int) -> int:
+    """Forward or back, of `count` texts together."""
+    read, written = len(text.source), len(text.tokens)
+    total = _body(body, written, count)
+    if read:
+        total += _body(config, read, count) + _crossing(body, read, written, count)
+    return total
+
+
+def _body(config: ModelConfig, rows: int, count: int) -> int:
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    mlp = (3 if config.gated_mlp else 2) * config.width * config.mlp_width
+    matrices = config.width * (2 * inner + 2 * kept) + mlp
+    products = 4 if config.position in ("distance", "relative") else 2  # of queries, keys, values and distances
+    pairs = products * inner * count * rows * rows
+    before = config.embedding_width * config.width
+    used = max(count * rows, FEWEST_ROWS)
+    return 2 * (config.depth * (used * matrices + pairs) + used * before) + config.depth * A_LAYER
+
+
+def _crossing(config: ModelConfig, read: int, written: int, count: int) -> int:
+    """What a body that writes looks at the one that reads with."""
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    own, theirs = max(count * written, FEWEST_ROWS), max(count * read, FEWEST_ROWS)
+    matrices = config.width * (own * 2 * inner + theirs * 2 * kept)
+    return 2 * config.depth * (matrices + 2 * inner * count * written * read)
+
+
+def _pipes(config: ModelConfig, body: ModelConfig, text: Text) -> int:
+    """Of all flows: one for each row and each of the `n` tokens it sees, through `n` times `n` pipes a layer."""
+    part, rows = (config, len(text.source)) if text.source else (body, len(text.tokens))
+    return part.depth * (ceil(rows**4 / 4) if part.causal else rows**4)

@@ -1,0 +1,82 @@
+"""What a head says of a text, a few cells of it or all.
+
+Knows the heads, and no network.  The one idea: the last thing that every head does is a product, of which a cell is one
+row of states and one of the matrix; so no vocabulary's width of logits is made, or differentiated, for one word.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..network.encoder_decoder import EncoderDecoder
+from ..network.heads import (
+    LanguageHead,
+    MaskHead,
+    Pooler,
+    SequenceHead,
+    TokenHead,
+)
+from ..recurrent.recurrent_network import RecurrentTranslator
+from .explain_types import Goal
+
+Last = tuple[Tensor, Tensor, Tensor | None]  # what the last product takes: rows, its matrix, its bias
+
+
+class Reading:
+    """The goals' values of texts, from their states."""
+
+    def __init__(self, head: nn.Module, goals: Sequence[Goal], beside: Tensor | None = None) -> None:
+        """`beside` [1, W]: of an embedder, the other text's vector."""
+        self.head, self.beside, self.sizes = head, beside, [len(goal) for goal in goals]
+        self.rows = [row for goal in goals for row, _ in goal]
+        self.columns = [column for goal in goals for _, column in goal]
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """[N, T, W] states of N texts to [N, G]."""
+        cells = self.cells(states)
+        return torch.stack([some.sum(dim=1) for some in torch.split(cells, self.sizes, dim=1)], dim=1)
+
+    def cells(self, states: Tensor) -> Tensor:
+        """The same of each cell, [N, C]."""
+        if isinstance(self.head, Pooler):
+            assert self.beside is not None
+            return similarity(self.head, states, self.beside).expand(-1, len(self.rows))
+        rows, matrix, bias = last(self.head, states, self.rows)  # [N, C, W]
+        values = (rows * matrix[self.columns]).sum(dim=-1)
+        return values if bias is None else values + bias[self.columns]
+
+
+def last(head: nn.Module, states: Tensor, rows: list[int]) -> Last:
+    """[N, T, W] states to what the last product makes scores of, for `rows` of each text [N, R, W]; and the product."""
+    match head:
+        case SequenceHead():
+            pooled = head.inner(states.flatten(0, 1), ends(states))
+            return pooled[:, None].expand(-1, len(rows), -1), head.out.weight, head.out.bias
+        case TokenHead():
+            return states[:, rows], head.out.weight, head.out.bias
+        case MaskHead():
+            return head.inner(states[:, rows]), head.output.weight, head.output.bias
+        case LanguageHead():
+            return states[:, rows], head.output.weight, None
+        case EncoderDecoder() | RecurrentTranslator():
+            return states[:, rows], *head.last
+    raise AssertionError(f"nobody knows what a {type(head).__name__} says")
+
+
+def similarity(head: Pooler, states: Tensor, beside: Tensor) -> Tensor:
+    """[N, T, W] states of N texts to their vectors' cosines with another's: [N, 1]."""
+    return F.cosine_similarity(vector(head, states), beside, dim=-1)[:, None]
+
+
+def vector(head: Pooler, states: Tensor) -> Tensor:
+    """[N, T, W] to [N, W]."""
+    pooled: Tensor = head(states.flatten(0, 1), ends(states))
+    return pooled
+
+
+def ends(states: Tensor) -> list[int]:
+    """Where each of N texts of T rows starts, and the last one ends."""
+    count, rows, _ = states.shape
+    return [rows * n for n in range(count + 1)]

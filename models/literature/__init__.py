@@ -1,0 +1,1 @@
+"""Attention of the literature besides the transformer: score functions, SNAIL, glimpses."""

@@ -1,0 +1,208 @@
+"""How well queries match keys, in one number each, and what is made of those numbers: weights that sum to one.
+
+Knows neither where queries come from nor what values are.  The one idea: every score is a module of one shape, [Q, Dq]
+queries and [K, Dk] keys to [Q, K] numbers with whatever stands before, so that whoever attends can be given any of
+them.  Transformers have theirs, the scaled dot product, in one kernel of torch's (models.network.attention).
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True, kw_only=True)
+class Widths:
+    """What scores are made for; each takes of it what it needs."""
+
+    query: int
+    key: int
+    hidden: int = 0  # of the layer inside additive scores; 0: as wide as the query
+    places: int = 0  # that keys can have, for scores that know keys by their places alone
+
+
+class Score(nn.Module):
+    """One way to match; made of Widths, which it checks."""
+
+    def __init__(self, widths: Widths) -> None:
+        super().__init__()
+        self.widths = widths
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        """[..., Q, Dq] queries and [..., K, Dk] keys to [..., Q, K] scores."""
+        raise NotImplementedError
+
+    def prepare(self, keys: Tensor) -> Tensor:
+        """What is the same for all queries, for whoever asks [..., K, Dk] keys more than once."""
+        return keys
+
+    def compare(self, query: Tensor, prepared: Tensor) -> Tensor:
+        """The same scores, of keys that are prepared."""
+        scores: Tensor = self(query, prepared)
+        return scores
+
+
+class Alike(Score):
+    """Of queries and keys of one width: what has no matrix between them."""
+
+    def __init__(self, widths: Widths) -> None:
+        super().__init__(widths)
+        if widths.query != widths.key:
+            name = type(self).__name__
+            message = f"{name} scores queries and keys of one width, not {widths.query} and {widths.key}"
+            raise ValueError(message)
+
+
+class Dot(Alike):
+    """q . k (Luong et al. 2015, arXiv:1508.04025)."""
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return query @ keys.mT
+
+
+class ScaledDot(Alike):
+    """q . k / sqrt(D), whose spread doesn't grow with the width (Vaswani et al. 2017, arXiv:1706.03762)."""
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return query @ keys.mT / math.sqrt(query.size(-1))
+
+
+class Cosine(Alike):
+    """By content: the cosine of the angle, times a strength, without which no weight could be much larger than another
+    (Graves et al. 2014, arXiv:1410.5401; there each query brings its strength, here one is learned for all)."""
+
+    def __init__(self, widths: Widths) -> None:
+        super().__init__(widths)
+        self.strength = nn.Parameter(torch.ones(()))
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return F.normalize(query, dim=-1) @ F.normalize(keys, dim=-1).mT * self.strength
+
+
+class General(Score):
+    """q W k: widths may differ, and what is alike is learned (Luong et al. 2015, arXiv:1508.04025)."""
+
+    def __init__(self, widths: Widths) -> None:
+        super().__init__(widths)
+        self.match = nn.Linear(widths.key, widths.query, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return self.compare(query, self.prepare(keys))
+
+    def prepare(self, keys: Tensor) -> Tensor:
+        matched: Tensor = self.match(keys)
+        return matched
+
+    def compare(self, query: Tensor, prepared: Tensor) -> Tensor:
+        return query @ prepared.mT
+
+
+class Additive(Score):
+    """v . tanh(W q + U k) (Bahdanau et al. 2015, arXiv:1409.0473): what U makes of the keys is the same for all
+    queries."""
+
+    def __init__(self, widths: Widths) -> None:
+        super().__init__(widths)
+        hidden = widths.hidden or widths.query
+        self.of_query = nn.Linear(widths.query, hidden, bias=False)
+        self.of_key = nn.Linear(widths.key, hidden, bias=False)
+        self.out = nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return self.compare(query, self.prepare(keys))
+
+    def prepare(self, keys: Tensor) -> Tensor:
+        hidden: Tensor = self.of_key(keys)
+        return hidden
+
+    def compare(self, query: Tensor, prepared: Tensor) -> Tensor:
+        inner = self.of_query(query).unsqueeze(-2) + prepared.unsqueeze(-3)  # [..., Q, K, hidden]
+        scores: Tensor = self.out(inner.tanh()).squeeze(-1)
+        return scores
+
+
+class Concatenated(Score):
+    """v . tanh(W [q; k]), the same with one matrix over both, as Luong et al. 2015 write it ("concat")."""
+
+    def __init__(self, widths: Widths) -> None:
+        super().__init__(widths)
+        hidden = widths.hidden or widths.query
+        self.of_both = nn.Linear(widths.query + widths.key, hidden, bias=False)
+        self.out = nn.Linear(hidden, 1, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        between = (query.size(-2), keys.size(-2), -1)
+        pairs = [query.unsqueeze(-2), keys.unsqueeze(-3)]
+        both = torch.cat([part.expand(*part.shape[:-3], *between) for part in pairs], dim=-1)
+        scores: Tensor = self.out(self.of_both(both).tanh()).squeeze(-1)
+        return scores
+
+
+class Location(Score):
+    """W q: each place has its row of W, and what stands there isn't looked at (Luong et al. 2015, arXiv:1508.04025)."""
+
+    def __init__(self, widths: Widths) -> None:
+        super().__init__(widths)
+        if not widths.places:
+            message = "Location scores places: say how many there can be"
+            raise ValueError(message)
+        self.of_place = nn.Linear(widths.query, widths.places, bias=False)
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        count = keys.size(-2)
+        if count > self.widths.places:
+            message = f"{count} keys are more than the {self.widths.places} places that Location was made for"
+            raise ValueError(message)
+        scores: Tensor = self.of_place(query)[..., :count]
+        return scores
+
+
+class Gaussian(Alike):
+    """-|q - k|^2 / 2, the logarithm of a Gaussian kernel of width one (Nadaraya 1964, Watson 1964)."""
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return (query.unsqueeze(-2) - keys.unsqueeze(-3)).square().sum(dim=-1) / -2
+
+
+class LearnedGaussian(Gaussian):
+    """-|(q - k) w|^2 / 2: the kernel's width, 1 / w, is learned."""
+
+    def __init__(self, widths: Widths) -> None:
+        super().__init__(widths)
+        self.narrow = nn.Parameter(torch.ones(()))
+
+    def forward(self, query: Tensor, keys: Tensor) -> Tensor:
+        return super().forward(query, keys) * self.narrow.square()
+
+
+SCORES: dict[str, type[Score]] = {
+    "dot": Dot,
+    "scaled_dot": ScaledDot,
+    "cosine": Cosine,
+    "general": General,
+    "additive": Additive,
+    "concat": Concatenated,
+    "location": Location,
+    "gaussian": Gaussian,
+    "learned_gaussian": LearnedGaussian,
+}
+
+
+def masked_softmax(scores: Tensor, mask: Tensor) -> Tensor:
+    """Weights [..., Q, K] of the keys that `mask` lets a row see, where it is True; it may be of fewer dimensions.
+
+    What is hidden weighs nothing, whatever its score, NaN too.  A row that sees no key has no weights that sum to one:
+    it gets zeros, and a gradient of zeros, where a softmax of -inf alone would be NaN.
+    """
+    hidden = ~mask
+    blind = hidden.all(dim=-1, keepdim=True)
+    seen = scores.masked_fill(hidden, float("-inf")).masked_fill(blind, 0.0)
+    return seen.softmax(dim=-1).masked_fill(blind, 0.0)
+
+
+def attend(query: Tensor, keys: Tensor, values: Tensor, score: Score, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., Q, Dv] sums of [..., K, Dv] values, weighed by how well queries match keys, and the weights [..., Q, K]."""
+    weights = masked_softmax(score(query, keys), mask)
+    return weights @ values, weights

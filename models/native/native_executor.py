@@ -1,0 +1,179 @@
+"""The executor of CPUs: one compiled call a step over packed weights and a cache that is read in place.
+
+Knows no requests.  Its answers do not depend on what else is in a step, to the bit, in every precision.  What a cache
+block held before is never multiplied, so nothing is ever cleared.
+"""
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from collections.abc import Set as AbstractSet
+from contextlib import nullcontext
+from itertools import pairwise
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..core.errors import RowsError, UnsupportedError
+from ..executors.bounds import Bounds
+from ..executors.contract import Rows
+from ..network.heads import LanguageHead
+from ..network.lora import Lora
+from ..network.transformer import Transformer
+from . import library as native
+from .large_pages import mapped
+from .packed_lora import PackedLora
+from .packed_network import (
+    BLOCK,
+    RUN,
+    Held,
+    Packed,
+    Precision,
+    fill,
+    unfit,
+)
+
+
+class NativeExecutor:
+    """Runs `network` and, for a generator, `head`; see models.executors.contract.Executor.  Weights are copied in
+    `precision`.
+
+    `instructions` names the library, the fastest that runs here by default; `threads` are its own.  Each part of the
+    network is packed inside `held(part)`: before it and after it nobody reads the part's own weights.  UnsupportedError
+    says what of a network has no place in the step.
+    """
+
+    block_size = 0
+
+    def __init__(
+        self,
+        network: Transformer,
+        head: LanguageHead | None = None,
+        *,
+        precision: Precision = "int8",
+        block_count: int = 0,
+        threads: int = 1,
+        instructions: str = "",
+        held: Held = nullcontext,
+    ) -> None:
+        if reason := unfit(network.config):
+            raise UnsupportedError(f"the compiled step cannot compute this network: {reason}; torch can")
+        self.instructions = instructions or native.runnable()[0]
+        self._library = native.library(self.instructions)
+        pack = Packed(self._library, network.config, precision, threads)
+        self._packed = fill(pack, network, head, block_count, held)
+        self.block_count, self.block_size = block_count, BLOCK if block_count else 0
+        self._bounds = Bounds.of(network.config, block_count, self.block_size)
+        self.weight_bytes = self._packed.weight_bytes
+        self._vocabulary, self._width = network.config.vocab_size, network.config.width
+        self._model = self._library.polyhead_open(ctypes.byref(self._packed.plan), threads)
+        sizes = [self._library.polyhead_cache_bytes(self._model, values) for values in range(2)]
+        self._cache = [mapped(size) for size in sizes]
+        self._library.polyhead_give_cache(self._model, *(kept.ctypes.data for kept in self._cache))
+        runs = -(-block_count // RUN)  # as the step lays blocks out: all layers of a run before the next run
+        self._runs = [
+            kept[:size].reshape(runs, network.config.depth, RUN, -1)
+            for kept, size in zip(self._cache, sizes, strict=True)
+            if size
+        ]
+        self._generates = head is not None
+        self._stride = self._packed.plan.head.outputs if self._generates else self._width
+        self._out = torch.empty(0)
+        self._likeliest = np.empty(0, np.int32)
+        self._poisoned: set[int] = set()
+        self._config, self._loras, self._attached = network.config, dict[int, PackedLora](), 0
+
+    def __del__(self) -> None:
+        if model := getattr(self, "_model", None):
+            self._library.polyhead_close(model)
+
+    @property
+    def poisoned(self) -> AbstractSet[int]:
+        return self._poisoned
+
+    @property
+    def likeliest(self) -> list[int]:
+        tokens: list[int] = self._likeliest.tolist()
+        return tokens
+
+    @property
+    def table(self) -> NDArray[np.generic]:
+        """[V, W] the embeddings of tokens, as they are read: float32, or bfloat16 as whole numbers."""
+        return self._packed.table_kept.reshape(self._vocabulary, self._width)
+
+    def step(self, rows: Rows) -> Tensor:
+        """Good until the next step.  Raises RowsError before anything is computed."""
+        return self._step(rows, 0)
+
+    def step_with_states(self, rows: Rows) -> tuple[Tensor, Tensor]:
+        """What `step` returns, and what each layer makes of each row: [depth, T, W] float32, before the final norm.
+
+        All rows must be wanted, since the last layer computes no others.
+        """
+        if len(rows.wanted) != len(rows.tokens):
+            raise RowsError(f"wanted: there are {len(rows.wanted)}, which should be {len(rows.tokens)}, all")
+        states = torch.empty(self._config.depth, len(rows.tokens), self._width)
+        return self._step(rows, states.data_ptr()), states
+
+    def _step(self, rows: Rows, states: int) -> Tensor:
+        """`states` is the address of what `step_with_states` returns; 0: nothing is written."""
+        arrays = self._bounds.check(rows, self._loras)
+        count, wanted = len(rows.tokens), len(rows.wanted)
+        if self._poisoned:
+            self._poisoned -= self._blocks(rows, [i for i in range(count) if rows.positions[i] % BLOCK == 0])
+        out, spoiled = self._room(wanted), np.empty(count, np.uint8)
+        self._likeliest = np.empty(wanted if self._generates else 0, np.int32)
+        kept = [
+            arrays.tokens,
+            arrays.positions,
+            arrays.segments,
+            arrays.starts,
+            arrays.blocks,
+            arrays.table_starts,
+            arrays.wanted,
+            None if rows.adapters is None else np.fromiter(map(self._address, rows.adapters), np.uint64),
+        ]
+        addresses = [0 if array is None else array.ctypes.data for array in kept]
+        rank = max((self._loras[number].rank for number in {*(rows.adapters or ())} - {0}), default=0)
+        step = native.Rows(count, len(rows.tables), wanted, rank, *addresses, states)
+        told = spoiled.ctypes.data, self._likeliest.ctypes.data
+        wrong = self._library.polyhead_step(self._model, ctypes.byref(step), out.data_ptr(), self._stride, *told)
+        if wrong:
+            raise RowsError(f"the compiled step refuses {native.WRONG[wrong]}")
+        if self.block_count and spoiled.any():
+            self._poisoned |= self._blocks(rows, np.flatnonzero(spoiled).tolist())
+        return out[:, : self._vocabulary] if self._generates else out
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        self._bounds.check_copies(blocks)
+        for runs in self._runs:
+            for source, target in blocks:
+                runs[target // RUN, :, target % RUN] = runs[source // RUN, :, source % RUN]
+
+    def attach(self, adapter: Lora) -> int:
+        self._attached += 1
+        self._loras[self._attached] = PackedLora(self._config, adapter)
+        return self._attached
+
+    def detach(self, number: int) -> None:
+        del self._loras[number]
+
+    def _address(self, number: int) -> int:
+        return self._loras[number].address if number else 0
+
+    def padding(self, rows: Rows) -> int:  # noqa: ARG002
+        """None: rows are computed as they are."""
+        return 0
+
+    def _room(self, rows: int) -> Tensor:
+        if self._out.numel() < rows * self._stride:
+            self._out = torch.empty(rows * self._stride * 5 // 4)
+        return self._out[: rows * self._stride].view(rows, self._stride)
+
+    def _blocks(self, rows: Rows, members: Iterable[int]) -> set[int]:
+        """The cache blocks in which these rows are stored."""
+        table_of = [
+            table for table, (a, b) in zip(rows.tables, pairwise(rows.starts), strict=True) for _ in range(b - a)
+        ]
+        return {table_of[i][rows.positions[i] // BLOCK] for i in members}

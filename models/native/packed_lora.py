@@ -1,0 +1,126 @@
+"""An adapter as the compiled step reads it: for each packed product what is added to it, in the product's own layout.
+
+Knows src/gemm.hpp's LowRank and how plan.py orders what is packed as one.  The one idea: the A's of matrices that are
+packed as one lie one below the other, an A that several of them share once; of B, each half of a block has the
+columns that are its own and the rows of A that those mix.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..network.lora import Lora, LowRank
+from ..network.model_config import ModelConfig
+from . import library as native
+from .packed_network import (
+    COLUMNS,
+    HALF,
+    PADDING,
+    interleaved,
+)
+
+Array = NDArray[Any]
+HALVES = np.dtype([("b", np.uint64), ("first", np.int32), ("rank", np.int32)])
+PACKED = (("attention.query", "attention.key", "attention.value"), ("attention.output",), ("mlp.up",), ("mlp.down",))
+GATED = ("mlp.gate", "mlp.up")
+
+
+class PackedLora:
+    """`address` of PRODUCTS * depth LowRanks, `rank` the largest of them, and what they point at."""
+
+    def __init__(self, config: ModelConfig, lora: Lora) -> None:
+        self.kept: list[Array] = []
+        self._config = config
+        table = (native.LowRank * (len(PACKED) * config.depth))()
+        for layer in range(config.depth):
+            for which, names in enumerate(PACKED):
+                gated = config.gated_mlp and names == ("mlp.up",)
+                found = [lora.get(f"blocks.{layer}.{name}") for name in (GATED if gated else names)]
+                if any(found):
+                    table[layer * len(PACKED) + which] = self._packed(which, found)
+        self._table = table
+        self.address = ctypes.addressof(table)
+        self.rank = max((low.rank for low in table), default=0)
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(array.nbytes for array in self.kept) + ctypes.sizeof(self._table)
+
+    def _packed(self, which: int, parts: Sequence[LowRank | None]) -> native.LowRank:
+        inputs, columns, outputs = layout(self._config)[which]
+        firsts, stacked = stack(parts)
+        a = np.zeros((len(stacked), -(-inputs // PADDING) * PADDING), np.float32)
+        a[:, :inputs] = stacked
+        b = np.zeros((len(stacked), outputs), np.float32)
+        low, high = np.full(outputs // HALF, len(stacked), np.int32), np.zeros(outputs // HALF, np.int32)
+        for first, part, mine in zip(firsts, parts, columns, strict=True):
+            if part is not None:
+                rank = part.a.size(0)
+                b[first : first + rank, mine] = array(part.b).T
+                halves = np.unique(mine // HALF)
+                low[halves], high[halves] = np.minimum(low[halves], first), np.maximum(high[halves], first + rank)
+        own, halves = halved(b, low, high)
+        self.kept += [a, own, halves]
+        addresses = (each.ctypes.data for each in (a, own, halves))
+        return native.LowRank(*addresses, len(stacked), a.nbytes, own.nbytes, 0)
+
+
+def halved(b: Array, low: Array, high: Array) -> tuple[Array, Array]:
+    """Each half's columns of those rows of B [R, N] that it mixes, [low, high); and where they are, for each half."""
+    table, done = np.zeros(len(low), HALVES), 0
+    own = np.empty(int(np.maximum(high - low, 0).sum()) * HALF, np.float32)
+    for first, end in sorted(
+        {(first, end) for first, end in zip(low.tolist(), high.tolist(), strict=True) if end > first}
+    ):
+        some = np.flatnonzero((low == first) & (high == end))
+        size = (end - first) * HALF
+        mine = b.reshape(len(b), -1, HALF)[first:end, some].transpose(1, 0, 2)  # [halves, rank, HALF]
+        own[done : done + mine.size] = mine.ravel()
+        table["b"][some] = own.ctypes.data + 4 * (done + size * np.arange(len(some), dtype=np.uint64))
+        table["first"][some], table["rank"][some] = first, end - first
+        done += mine.size
+    return own, table
+
+
+def stack(parts: Sequence[LowRank | None]) -> tuple[list[int], Array]:
+    """At which row each part's A begins, and all of them one below the other."""
+    places: dict[int, int] = {}
+    matrices: list[Array] = []
+    rows = 0
+    for part in parts:
+        if part is not None and id(part.a) not in places:
+            places[id(part.a)] = rows
+            matrices.append(array(part.a))
+            rows += len(matrices[-1])
+    return [0 if part is None else places[id(part.a)] for part in parts], np.concatenate(matrices)
+
+
+@cache
+def layout(config: ModelConfig) -> list[tuple[int, list[Array], int]]:
+    """Of a layer's products: inputs, the packed columns of each part's outputs, and how many columns there are."""
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    up = [config.mlp_width] * (2 if config.gated_mlp else 1)
+    shapes = [(config.width, [inner, kept, kept]), (inner, [config.width]), (config.width, up)]
+    shapes.append((config.mlp_width, [config.width]))
+    return [(inputs, *places(outputs, gated=len(outputs) == 2)) for inputs, outputs in shapes]
+
+
+def places(outputs: list[int], gated: bool) -> tuple[list[Array], int]:
+    """Where plan.py puts the outputs of matrices that it packs as one."""
+    ends = np.cumsum(outputs)
+    numbered = [np.arange(end - count, end) + 1 for count, end in zip(outputs, ends, strict=True)]
+    ordered = interleaved(numbered) if gated else np.concatenate(numbered)
+    ordered = np.pad(ordered, (0, -len(ordered) % COLUMNS))
+    at = np.empty(ends[-1] + 1, np.int64)
+    at[ordered] = np.arange(len(ordered))
+    return [at[numbers] for numbers in numbered], len(ordered)
+
+
+def array(tensor: Tensor) -> Array:
+    return tensor.detach().float().numpy(force=True)

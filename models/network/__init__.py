@@ -1,0 +1,1 @@
+"""The parts of a transformer: configuration, attention, positions, caches, adapters, heads."""

@@ -1,0 +1,91 @@
+"""Rows that look at another text: who asks for which, and the attention that does it.
+
+Knows no decoder.  The one idea: texts that were read lie in rectangles (models.network.cache.Memory), and what
+attends together is a rectangle with all rows, of however many sequences, that ask for its texts.  The rest is as in
+models.network.attention."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .attention import (
+    Across,
+    Attention,
+    Frame,
+    Group,
+    additive,
+)
+from .cache import Memory, MemoryView
+from .ragged import Ragged
+
+
+def facing(batch: Ragged, view: MemoryView, dtype: torch.dtype) -> Across:
+    """Every row sees all of the text that its sequence is written from."""
+    asking: list[list[int]] = [[] for memory in view.memories for _ in memory.lengths]
+    for n, source in enumerate(view.sources):
+        asking[source].extend(range(batch.starts[n], batch.starts[n + 1]))
+    looks, order, texts, alone = [], list[int](), 0, replace(batch, cache=None, memory=None)
+    for memory in view.memories:
+        groups = []
+        for members in memory.members:
+            rows = [asking[texts + text] for text in members]
+            if any(rows):
+                groups.append(_group(memory, members, rows, dtype))
+                longest = max(map(len, rows))
+                order += [row for some in rows for row in some + [-1] * (longest - len(some))]
+        if groups:
+            looks.append((memory, Frame(alone, groups, None, None, None, None, 0)))
+        texts += len(memory.lengths)
+    return Across(looks, _back(order, batch), view)
+
+
+def _back(order: list[int], batch: Ragged) -> Tensor | None:
+    """Where each row stands among places that hold the rows of `order`, -1 for nobody's."""
+    if order == list(range(batch.starts[-1])):
+        return None
+    places = {row: place for place, row in enumerate(order)}
+    return torch.tensor([places[row] for row in range(batch.starts[-1])], device=batch.tokens.device)
+
+
+def _group(memory: Memory, members: Sequence[int], asking: list[list[int]], dtype: torch.dtype) -> Group:
+    """The rows that look at the texts of one rectangle, padded by repeating a first row, or any where there is none."""
+    longest, lengths = max(map(len, asking)), [memory.lengths[text] for text in members]
+    first, device = memory.spans[members[0]][0], memory.layers[0][0].device
+    padded = [row for rows in asking for row in rows + (rows or [0])[:1] * (longest - len(rows))]
+    side_by_side = padded == list(range(padded[0], padded[0] + len(padded)))
+    rows = slice(padded[0], padded[-1] + 1) if side_by_side else torch.tensor(padded, device=device)
+    shown = (torch.arange(max(lengths)) < torch.tensor(lengths)[:, None])[:, None, None]  # [N, 1, 1, K]
+    mask = additive(shown, dtype, device)
+    return Group(len(members), rows, slice(first, first + len(members) * max(lengths)), mask, mask)
+
+
+class CrossAttention(Attention):
+    """Rows look at what was read of another text (Bahdanau et al. 2015, arXiv:1409.0473; in this form, Vaswani et al.
+    2017)."""
+
+    def kept(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """What there is to be looked at of a text's [T, W] states: keys and values [T, KV, D]."""
+        key, value = (made(states).view(len(states), -1, self.config.head_width) for made in (self.key, self.value))
+        return self.key_norm(key), value
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[T, W] to [T, W]."""
+        across = frame.across
+        assert across is not None
+        query = self.query_norm(self.query(x).view(len(x), -1, self.config.head_width))
+        across.view.asked.append(query.detach())
+        mixed = [
+            look.attend(self.config, self.layer, (query, *memory.layers[self.layer]), self.mixing)
+            for memory, look in across.looks
+        ]
+        packed = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+        out: Tensor = self.output(packed if across.order is None else packed.index_select(0, across.order))
+        return out
+
+    def weights(self, asked: Tensor, keys: Tensor) -> Tensor:
+        """[K] how much [H, D] queries look at each of [K, KV, D] keys, the mean of all heads."""
+        folded = asked.view(keys.size(1), -1, asked.size(1))  # [KV, S, D]
+        scores = folded @ keys.permute(1, 2, 0) * (self.config.score_scale or asked.size(1) ** -0.5)
+        return scores.softmax(dim=-1).mean(dim=(0, 1))

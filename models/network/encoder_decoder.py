@@ -1,0 +1,246 @@
+"""The Transformer of two halves: one reads a text, the other writes another and looks at what was read (Vaswani et al.
+2017, arXiv:1706.03762).
+
+Knows no search and no family.  The one idea: the decoder is the one body with blocks of three parts, and a step of it
+is a step over a cache, as a generator's; what it looks at besides, keys and values of the source's states, is made
+once, when the source has been read.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .attention import Frame, grouping
+from .cache import (
+    CacheView,
+    Memory,
+    MemoryView,
+    WholeCache,
+)
+from .cross_attention import CrossAttention, facing
+from .model_config import EncoderDecoderConfig, ModelConfig
+from .ragged import Ragged
+from .transformer import PreBlock, Transformer, build_norm
+
+ROOM = 16  # tokens that a cache of what is written begins with; it grows by a quarter, and so many at least
+
+
+class PreDecoderBlock(PreBlock):
+    """Looks back, looks at the source, thinks; norm before each part."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.cross, self.cross_norm = CrossAttention(config, layer), build_norm(config)
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        x = x + self.attention(self.attention_norm(x), frame)
+        x = frame.narrow(x + self.cross(self.cross_norm(x), frame), self.layer)
+        return x + self.mlp(self.mlp_norm(x))  # type: ignore[no-any-return]
+
+
+class PostDecoderBlock(PreDecoderBlock):
+    """The same with a norm after each residual sum, as it was first."""
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        x = self.attention_norm(x + self.attention(x, frame))
+        x = self.cross_norm(frame.narrow(x + self.cross(x, frame), self.layer))
+        return self.mlp_norm(x + self.mlp(x))  # type: ignore[no-any-return]
+
+
+class Decoder(Transformer):
+    """The body that writes: of batches with a memory."""
+
+    kinds: ClassVar[Mapping[str, type[PreBlock]]] = {"pre": PreDecoderBlock, "post": PostDecoderBlock}
+
+    @property
+    def looking(self) -> list[CrossAttention]:
+        """The part of each block that looks at the source."""
+        return [cast(PreDecoderBlock, block).cross for block in self.blocks]
+
+    def open(self, batch: Ragged) -> tuple[Tensor, Frame]:
+        assert batch.memory is not None
+        x, frame = super().open(batch)
+        return x, replace(frame, across=facing(batch, batch.memory, x.dtype))
+
+
+@dataclass(frozen=True)
+class State:
+    """What is known of N texts under way.  It stays good when one that follows from it is made.
+
+    `written` tokens of each are in the `cache`, which had `writes` steps written to it by then.
+    """
+
+    cache: WholeCache
+    writes: int
+    written: tuple[int, ...]  # [N]
+    memories: tuple[Memory, ...]
+    sources: tuple[int, ...]  # [N] which text each is written from, numbered one memory behind the other
+    asked: tuple[Tensor, ...]  # of each layer [N, H, D], what its last rows looked for
+
+
+class EncoderDecoder(nn.Module):
+    """A models.seq2seq.protocol.Seq2Seq around an encoder, whose token embeddings it shares."""
+
+    def __init__(self, encoder: Transformer, config: EncoderDecoderConfig) -> None:
+        super().__init__()
+        assert encoder.config == config.encoder
+        self.config = config
+        self.encoder, self.decoder = encoder, Decoder(config.decoder)
+        self.decoder.tokens = encoder.tokens
+        self.output = nn.Linear(config.decoder.width, config.decoder.vocab_size, bias=False)
+        if config.tied:
+            self.output.weight = encoder.tokens.weight
+        self.bias = nn.Parameter(torch.zeros(config.decoder.vocab_size)) if config.output_bias else None
+
+    @property
+    def start(self) -> int:
+        return self.config.start
+
+    def forward(self, sources: Ragged, targets: Ragged) -> Tensor:
+        """[T, V] logits behind each row of N targets, of which the n-th is written from the n-th source."""
+        return F.linear(self.readout(sources, targets), *self.last)
+
+    def readout(self, sources: Ragged, targets: Ragged) -> Tensor:
+        """[T, W]: what `last` makes those logits of."""
+        memory = self.read(sources, targets.lengths)
+        view = MemoryView([memory], range(len(memory.lengths)))
+        return self.scaled(self.decoder(replace(targets, memory=view)))
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor | None]:
+        """A matrix [V, W], and a bias [V] or none."""
+        return self.output.weight, self.bias
+
+    def read(self, sources: Ragged, asking: Sequence[int]) -> Memory:
+        """The memory of sources, at each of which so many rows will look at once."""
+        assert min(sources.lengths) > 0
+        return self.remember(self.encoder(sources), sources, asking)
+
+    def remember(self, states: Tensor, sources: Ragged, asking: Sequence[int]) -> Memory:
+        """The same, when the encoder has made [T, W] states of them."""
+        kept = [part.kept(states) for part in self.decoder.looking]
+        spans = list(zip(sources.starts, sources.lengths, strict=False))
+        return Memory.of(kept, spans, grouping(asking, sources.lengths))
+
+    def logits(self, states: Tensor) -> Tensor:
+        """[T, W] to [T, V]."""
+        return F.linear(self.scaled(states), *self.last)
+
+    def scaled(self, states: Tensor) -> Tensor:
+        return states if self.config.output_scale == 1.0 else states * self.config.output_scale
+
+    @torch.no_grad()
+    def begin(self, sources: Ragged) -> State:
+        """What is known of N texts when their sources have been read and nothing is written."""
+        count, config = len(sources.lengths), self.config.decoder
+        memory = self.read(sources, [1] * count)
+        nothing = memory.layers[0][0].new_zeros(count, config.heads, config.head_width)
+        cache = WholeCache(config, count, ROOM, nothing)
+        return State(cache, 0, (0,) * count, (memory,), tuple(range(count)), (nothing,) * config.depth)
+
+    @torch.no_grad()
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """[N, V] logits behind the [N] tokens that were written last, and what is known then."""
+        assert max(state.written) < self.config.decoder.max_positions
+        cache, count = roomy(state), len(state.written)
+        positions = torch.tensor(state.written, device=tokens.device)
+        slots = torch.arange(count, device=tokens.device) * cache.size + positions
+        tables, seen = [[n] for n in range(count)], [written + 1 for written in state.written]
+        view = MemoryView(state.memories, state.sources)
+        own = CacheView(cache, cache.places(slots), tables, seen)
+        batch = Ragged(tokens, positions, tuple(range(count + 1)), cache=own, memory=view)
+        logits = self.logits(self.decoder(batch))
+        cache.writes += 1
+        return logits, State(cache, cache.writes, tuple(seen), state.memories, state.sources, tuple(view.asked))
+
+    @torch.no_grad()
+    def pick(self, state: State, rows: Tensor) -> State:
+        """Of the sequences at [M] rows.  Texts that nobody writes from any more are let go of once they are half."""
+        wanted = rows.tolist()
+        if wanted == list(range(len(state.written))):
+            return state
+        memories, sources = thinned(state.memories, [state.sources[row] for row in wanted])
+        written = tuple(state.written[row] for row in wanted)
+        asked = tuple(queries.index_select(0, rows) for queries in state.asked)
+        return State(state.cache.picked(rows), 0, written, memories, sources, asked)
+
+    @torch.no_grad()
+    def join(self, states: Sequence[State]) -> State:
+        """Of all of their sequences, one state behind the other."""
+        if len(states) == 1:
+            return states[0]
+        firsts = accumulate((sum(len(each.lengths) for each in state.memories) for state in states), initial=0)
+        sources = tuple(first + text for first, state in zip(firsts, states, strict=False) for text in state.sources)
+        memories = stacked([memory for state in states for memory in state.memories])
+        cache = WholeCache.joined([state.cache for state in states], 0)
+        asked = tuple(torch.cat(layer) for layer in zip(*(state.asked for state in states), strict=True))
+        return State(cache, 0, tuple(n for state in states for n in state.written), memories, sources, asked)
+
+    @torch.no_grad()
+    def looked(self, state: State) -> list[Tensor]:
+        """For each of N texts how much its last row looked at its source's tokens [K], the mean of heads and layers; at
+        all alike where nothing is written."""
+        texts = [(memory, text) for memory in state.memories for text in range(len(memory.lengths))]
+        found = []
+        for n, source in enumerate(state.sources):
+            memory, text = texts[source]
+            first, count = memory.spans[text]
+            layers = zip(self.decoder.looking, state.asked, memory.layers, strict=True)
+            weights = [part.weights(asked[n], keys[first : first + count]) for part, asked, (keys, _) in layers]
+            found.append(torch.stack(weights).mean(dim=0))
+        return found
+
+
+def roomy(state: State) -> WholeCache:
+    """The state's cache, if it has room for a token more and nobody has written to it since; else a copy that has."""
+    cache, longest = state.cache, max(state.written) + 1
+    if longest <= cache.size and cache.writes == state.writes:
+        return cache
+    return WholeCache.joined([cache], longest + max(ROOM, longest // 4) if longest > cache.size else 0)
+
+
+def thinned(memories: Sequence[Memory], sources: Sequence[int]) -> tuple[tuple[Memory, ...], tuple[int, ...]]:
+    """What is left of memories where only those texts are written from, and which each is there: a memory is laid out
+    anew once half of it is not looked at."""
+    kept, numbers, used, first = list[Memory](), dict[int, int](), set(sources), 0
+    for memory in memories:
+        texts = [text for text in range(len(memory.lengths)) if first + text in used]
+        if 2 * sum(memory.lengths[text] for text in texts) > sum(memory.lengths):
+            texts = list(range(len(memory.lengths)))
+        before = sum(len(each.lengths) for each in kept)
+        numbers |= {first + text: before + place for place, text in enumerate(texts)}
+        if texts:
+            kept.append(memory if len(texts) == len(memory.lengths) else relaid([memory], texts))
+        first += len(memory.lengths)
+    return tuple(kept), tuple(numbers[source] for source in sources)
+
+
+def stacked(memories: Sequence[Memory]) -> tuple[Memory, ...]:
+    """The same texts in few memories, each more than twice as large as the next: so what was read is copied a few
+    times, and not whenever somebody joins."""
+    kept: list[Memory] = []
+    for memory in memories:
+        kept.append(memory)
+        while len(kept) > 1 and kept[-2].rows <= 2 * kept[-1].rows:
+            last = [kept.pop(-2), kept.pop()]
+            kept.append(relaid(last, range(sum(len(each.lengths) for each in last))))
+    return tuple(kept)
+
+
+def relaid(memories: Sequence[Memory], texts: Sequence[int]) -> Memory:
+    """A memory of some of the texts of all of those, numbered one memory behind the other."""
+    bases = accumulate((memory.rows for memory in memories), initial=0)
+    spans = [(base + first, n) for base, memory in zip(bases, memories, strict=False) for first, n in memory.spans]
+    layers = [
+        (torch.cat([keys for keys, _ in layer]), torch.cat([values for _, values in layer]))
+        for layer in zip(*(memory.layers for memory in memories), strict=True)
+    ]
+    chosen = [spans[text] for text in texts]
+    return Memory.of(layers, chosen, grouping([1] * len(chosen), [count for _, count in chosen]))

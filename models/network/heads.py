@@ -1,0 +1,183 @@
+"""What is made of a transformer's states: next-token logits, scores of a text or of its tokens, one vector a text.
+
+A head says which rows it wants: what a network need not compute for the others, it leaves out (`Ragged.wanted`).
+Given those rows alone, with where each sequence starts among them, it answers the same.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .model_config import ModelConfig
+from .transformer import ACTIVATIONS as INNER
+
+Closing = Literal["softmax", "sigmoid", "none"]
+Pooling = Literal["mean", "weighted", "cls", "max", "last"]
+
+CLOSINGS: dict[Closing, Callable[[Tensor], Tensor]] = {
+    "softmax": lambda raw: raw.softmax(dim=-1),
+    "sigmoid": lambda raw: 1 / (1 + (-raw).exp()),  # torch.sigmoid rounds the last few of a batch differently
+    "none": lambda raw: raw,
+}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {**INNER, "tanh": torch.tanh, "none": lambda raw: raw}
+
+
+class LanguageHead(nn.Module):
+    """States to logits over the vocabulary; `tied` shares the token embedding's matrix (Press and Wolf 2017)."""
+
+    def __init__(self, config: ModelConfig, tied: nn.Embedding | None = None) -> None:
+        super().__init__()
+        self.output = nn.Linear(config.width, config.vocab_size, bias=False)
+        if tied is not None:
+            self.output.weight = tied.weight
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[M, W] to [M, V]."""
+        logits: Tensor = self.output(states)
+        return logits
+
+
+class TokenHead(nn.Module):
+    """Every token's state to a score per label: its class, or how well an answer starts and ends there."""
+
+    def __init__(self, config: ModelConfig, labels: int, closing: Closing) -> None:
+        super().__init__()
+        self.out = nn.Linear(config.width, labels)
+        self.closing = closing
+
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """All rows."""
+        return list(range(starts[-1])), starts
+
+    def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:  # noqa: ARG002 - each row is on its own
+        """[T, W] to [T, labels] scores."""
+        raw: Tensor = self.out(states.to(self.out.weight.dtype))
+        return raw.float()
+
+    def close(self, raw: Tensor) -> Tensor:
+        """[T, labels] scores to probabilities."""
+        return CLOSINGS[self.closing](raw)
+
+
+class MaskHead(nn.Module):
+    """What may stand in a token's place: its state, transformed, to logits over the vocabulary (Devlin et al. 2019).
+
+    `tied` shares the token embedding's matrix.
+    """
+
+    def __init__(self, config: ModelConfig, activation: str, tied: nn.Embedding | None = None) -> None:
+        super().__init__()
+        self.dense = nn.Linear(config.width, config.width)
+        self.activation = ACTIVATIONS[activation]
+        self.norm = nn.LayerNorm(config.width, eps=config.norm_eps)
+        self.output = nn.Linear(config.width, config.vocab_size)
+        if tied is not None:
+            self.output.weight = tied.weight
+
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """All rows."""
+        return list(range(starts[-1])), starts
+
+    def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:  # noqa: ARG002 - each row is on its own
+        """[M, W] to [M, V] logits."""
+        raw: Tensor = self.output(self.inner(states))
+        return raw.float()
+
+    def inner(self, states: Tensor) -> Tensor:
+        """[M, W] to what `output` makes logits of, [M, W]."""
+        inner: Tensor = self.norm(self.activation(self.dense(states.to(self.dense.weight.dtype))))
+        return inner
+
+    def close(self, raw: Tensor) -> Tensor:
+        """[M, V] logits to probabilities."""
+        return raw.softmax(dim=-1)
+
+
+class Pooler(nn.Module):
+    """One vector a text: the mean, the largest, the first or the last of its states.
+
+    "weighted" is a mean in which the n-th state counts n times: in causal networks the later have seen more
+    (Muennighoff 2022, arXiv:2202.08904).
+    """
+
+    def __init__(self, pooling: Pooling, normalise: bool) -> None:
+        super().__init__()
+        self.pooling, self.normalise = pooling, normalise
+
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """The rows that are read, and where each sequence starts among them."""
+        if self.pooling == "cls":
+            return starts[:-1], list(range(len(starts)))
+        if self.pooling == "last":
+            return [end - 1 for end in starts[1:]], list(range(len(starts)))
+        return list(range(starts[-1])), starts
+
+    def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
+        """[T, W] states of N sequences (`starts` [N + 1]) to [N, W]."""
+        if self.pooling in ("cls", "last"):
+            rows = starts[:-1] if self.pooling == "cls" else [end - 1 for end in starts[1:]]
+            return states[torch.tensor(rows, device=states.device)]
+        counts = [end - start for start, end in pairwise(starts)]
+        lengths, how = torch.tensor(counts, device=states.device), self.pooling
+        if how == "weighted":
+            weights = [2 * n / (count + 1) for count in counts for n in range(1, count + 1)]
+            states, how = states * torch.tensor(weights, device=states.device)[:, None], "mean"
+        # A row's sum must not depend on the rows beside it: each sequence is reduced on its own.
+        return torch.segment_reduce(states, how, lengths=lengths, axis=0, unsafe=True)
+
+    def close(self, raw: Tensor) -> Tensor:
+        """[N, W] to unit length, where the checkpoint asks for it."""
+        return F.normalize(raw, dim=-1) if self.normalise else raw
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """How label scores are read off a text's states: off which of them, and through what.
+
+    `activation` follows a dense layer, and a norm follows it; "none": there is no such layer.  `bias` is that of the
+    scores.
+    """
+
+    pooling: Literal["cls", "mean", "last"] = "cls"
+    activation: Literal["tanh", "relu", "gelu", "gelu_tanh", "silu", "none"] = "tanh"
+    dense_bias: bool = True
+    norm: bool = False
+    bias: bool = True
+
+
+class SequenceHead(nn.Module):
+    """A text's pooled state, through one dense layer (Devlin et al. 2019) or as it is, to a score per label."""
+
+    def __init__(self, config: ModelConfig, labels: int, scoring: Scoring, closing: Closing) -> None:
+        super().__init__()
+        self.pooler = Pooler(scoring.pooling, normalise=False)
+        width, dense = config.width, scoring.activation != "none"
+        self.dense = nn.Linear(width, width, scoring.dense_bias) if dense else nn.Identity()
+        self.norm = nn.LayerNorm(width, config.norm_eps, bias=config.norm_bias) if scoring.norm else nn.Identity()
+        self.out = nn.Linear(config.width, labels, bias=scoring.bias)
+        self.activation = ACTIVATIONS[scoring.activation]
+        self.closing = closing
+
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        """The rows that are read, and where each sequence starts among them."""
+        return self.pooler.wanted(starts)
+
+    def forward(self, states: Tensor, starts: Sequence[int]) -> Tensor:
+        """[T, W] states of N sequences (`starts` [N + 1]) to [N, labels] scores."""
+        raw: Tensor = self.out(self.inner(states, starts))
+        return raw.float()
+
+    def inner(self, states: Tensor, starts: Sequence[int]) -> Tensor:
+        """The same to what `out` makes scores of, [N, W]."""
+        pooled = self.pooler(states, starts).to(self.out.weight.dtype)
+        inner: Tensor = self.norm(self.activation(self.dense(pooled)))
+        return inner
+
+    def close(self, raw: Tensor) -> Tensor:
+        """[N, labels] scores to probabilities."""
+        return CLOSINGS[self.closing](raw)

@@ -1,0 +1,132 @@
+"""What an adapter adds to a network's products, beside them (Hu et al. 2021, arXiv:2106.09685).
+
+Knows no files, no names but the network's own, and no requests.  The one idea: W x + B (A x) is (W + B A) x, so the
+network's matrices serve every adapter at once, and what is an adapter's own is small: rows are cut to tiles of one
+adapter each, and all tiles of a step are multiplied together.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .model_config import ModelConfig
+
+ATTENTION = ("attention.query", "attention.key", "attention.value", "attention.output")
+TILE = 32  # rows, at most
+Through = Callable[[nn.Linear, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What is added to one product: [R, in] `a` and [out, R] `b`, the scale in it."""
+
+    a: Tensor
+    b: Tensor
+
+    def to(self, like: Tensor) -> "LowRank":
+        """On its device, in its format."""
+        return LowRank(self.a.to(like.device, like.dtype), self.b.to(like.device, like.dtype))
+
+
+Lora = Mapping[str, LowRank]  # by the product's name, "blocks.3.mlp.up"
+
+
+def products(config: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Inputs and outputs of the products of a network that something can be added to, by their names."""
+    inner, kept = config.heads * config.head_width, config.kv_heads * config.head_width
+    outputs = dict(zip(ATTENTION, (inner, kept, kept, config.width), strict=True))
+    shapes = {name: (inner if name == ATTENTION[-1] else config.width, count) for name, count in outputs.items()}
+    shapes["mlp.up"] = config.width, config.mlp_width
+    if config.gated_mlp:
+        shapes["mlp.gate"] = config.width, config.mlp_width
+    shapes["mlp.down"] = config.mlp_width, config.width
+    layers = 1 if config.shared else config.depth
+    return {f"blocks.{layer}.{name}": shape for layer in range(layers) for name, shape in shapes.items()}
+
+
+def names_of(network: nn.Module, config: ModelConfig) -> dict[nn.Module, str]:
+    """Those products of a network, by the module that computes each; layers that share weights share a name."""
+    known, names = products(config), dict[nn.Module, str]()
+    for name, module in network.named_modules():
+        _, _, inner = name.partition(".")
+        layer, _, leaf = inner.partition(".")
+        ours = f"blocks.{0 if config.shared else layer}.{leaf}"
+        if isinstance(module, nn.Linear) and name.startswith("blocks.") and ours in known:
+            names[module] = ours
+    return names
+
+
+def plain(linear: nn.Linear, x: Tensor) -> Tensor:
+    """The product alone."""
+    out: Tensor = linear(x)
+    return out
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Packed rows cut to P tiles of L rows, one adapter each."""
+
+    rows: Tensor  # [P, L]; what is missing of a tile repeats its first row
+    own: Tensor  # [K] which of the P * L are no repetition
+    adapters: tuple[int, ...]  # [P]
+
+    @classmethod
+    def of(cls, adapters: Sequence[int], device: torch.device) -> "Tiles":
+        """Of rows with these adapters, 0 where there is none."""
+        runs, start = list[tuple[int, int, int]](), 0
+        for adapter, run in groupby(adapters):
+            end = start + sum(1 for _ in run)
+            if adapter:
+                runs += [(adapter, first, min(first + TILE, end)) for first in range(start, end, TILE)]
+            start = end
+        longest = max((end - first for _, first, end in runs), default=0)
+        rows = [[*range(first, end), *[first] * (longest - end + first)] for _, first, end in runs]
+        own = [tile * longest + row for tile, (_, first, end) in enumerate(runs) for row in range(end - first)]
+        whose = tuple(adapter for adapter, _, _ in runs)
+        return cls(torch.tensor(rows, dtype=torch.int64, device=device), torch.tensor(own, device=device), whose)
+
+
+@dataclass(frozen=True)
+class Additions:
+    """What a step's adapters add to the products of a network: of all rows, and of those that are wanted at its end."""
+
+    names: Mapping[nn.Module, str]
+    loras: Mapping[int, Lora]
+    rows: Tiles
+    wanted: Tiles
+
+    def last(self) -> "Additions":
+        """The same for the wanted rows alone."""
+        return replace(self, rows=self.wanted)
+
+    def through(self, linear: nn.Linear, x: Tensor) -> Tensor:
+        """The product of [T, in] rows, and what each row's adapter adds to it: [T, out]."""
+        out = plain(linear, x)
+        name = self.names[linear]
+        found = [self.loras[adapter].get(name) for adapter in self.rows.adapters]
+        rank = max((low.a.size(0) for low in found if low is not None), default=0)
+        if not rank:
+            return out
+        a = torch.stack([filled(None if low is None else low.a, rank, x) for low in found])  # [P, R, in]
+        b = torch.stack([filled(None if low is None else low.b.t(), rank, out) for low in found])  # [P, R, out]
+        more = x[self.rows.rows] @ a.mT @ b  # [P, L, out]
+        own = self.rows.own
+        return out.index_add_(0, self.rows.rows.flatten()[own], more.flatten(0, 1)[own])
+
+
+def filled(matrix: Tensor | None, rank: int, rows: Tensor) -> Tensor:
+    """[rank, features of `rows`] zeros below the matrix."""
+    if matrix is None:
+        return rows.new_zeros(1, 1).expand(rank, rows.size(-1))
+    return F.pad(matrix, (0, 0, 0, rank - matrix.size(0))) if matrix.size(0) < rank else matrix
+
+
+def of_rows(adapters: Sequence[int], starts: Sequence[int]) -> list[int]:
+    """[T] the adapter of each row, from those of N sequences."""
+    return [
+        adapter for adapter, (start, end) in zip(adapters, pairwise(starts), strict=True) for _ in range(end - start)
+    ]

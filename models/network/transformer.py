@@ -1,0 +1,143 @@
+"""One body for every transformer: embeddings, a stack of blocks, a closing norm.
+
+It does not know where its tokens come from nor what is made of its states; heads do.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import ClassVar, cast
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .attention import Frame, build_attention
+from .lora import Through, plain
+from .model_config import ModelConfig
+from .positions import (
+    Rotary,
+    build_distances,
+    build_embedding,
+    build_rotary,
+)
+from .ragged import Ragged
+
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+}
+
+
+def build_norm(config: ModelConfig, width: int = 0) -> nn.Module:
+    if config.norm == "rms":
+        return nn.RMSNorm(width or config.width, config.norm_eps)
+    return nn.LayerNorm(width or config.width, config.norm_eps, bias=config.norm_bias)
+
+
+class MLP(nn.Module):
+    """Position-wise feed-forward network, plain or gated (Shazeer 2020, arXiv:2002.05202)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias)
+        self.gate = nn.Linear(config.width, config.mlp_width, bias=config.mlp_bias) if config.gated_mlp else None
+        self.down = nn.Linear(config.mlp_width, config.width, bias=config.mlp_bias)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x: Tensor, through: Through = plain) -> Tensor:
+        """[T, W] to [T, W]; `through` is how rows go through a linear layer."""
+        up = through(self.up, x)
+        inner = self.activation(up) if self.gate is None else self.activation(through(self.gate, x)) * up
+        return through(self.down, inner)
+
+
+class PreBlock(nn.Module):
+    """Norm before each part, the residual stream untouched (Xiong et al. 2020, arXiv:2002.04745)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        self.layer = layer
+        self.attention = build_attention(config, layer)
+        self.attention_norm = build_norm(config) if layer or config.opening_norm else nn.Identity()
+        self.mlp, self.mlp_norm = MLP(config), build_norm(config)
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        x = frame.narrow(x + self.attention(self.attention_norm(x), frame), self.layer)
+        return x + self.mlp(self.mlp_norm(x), frame.products(self.layer))  # type: ignore[no-any-return]
+
+
+class PostBlock(PreBlock):
+    """Norm after each residual sum, as in the first Transformer (Vaswani et al. 2017) and BERT."""
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        x = self.attention_norm(frame.narrow(x + self.attention(x, frame), self.layer))
+        return self.mlp_norm(x + self.mlp(x, frame.products(self.layer)))  # type: ignore[no-any-return]
+
+
+class SandwichBlock(PreBlock):
+    """Norm before each part and again before its sum (Ding et al. 2021, arXiv:2105.13290)."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.attention_post_norm, self.mlp_post_norm = build_norm(config), build_norm(config)
+
+    def forward(self, x: Tensor, frame: Frame) -> Tensor:
+        """[T, W] to [T, W]; in the last layer to the wanted rows."""
+        x = frame.narrow(x + self.attention_post_norm(self.attention(self.attention_norm(x), frame)), self.layer)
+        return x + self.mlp_post_norm(self.mlp(self.mlp_norm(x), frame.products(self.layer)))  # type: ignore[no-any-return]
+
+
+BLOCKS: dict[str, type[PreBlock]] = {"pre": PreBlock, "post": PostBlock, "sandwich": SandwichBlock}
+
+
+def share(blocks: nn.ModuleList) -> None:
+    """Give all blocks the parameters of the first (Lan et al. 2020, arXiv:1909.11942)."""
+    for block in list(blocks)[1:]:
+        for module, first in zip(block.modules(), blocks[0].modules(), strict=True):
+            for name, parameter in first.named_parameters(recurse=False):
+                module.register_parameter(name, parameter)
+
+
+class Transformer(nn.Module):
+    """Token ids in, states out.  `forward(batch)`: T packed rows to [T, W], or [M, W] of those wanted."""
+
+    kinds: ClassVar[Mapping[str, type[PreBlock]]] = BLOCKS  # of blocks, by the order of their norms
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        width = config.embedding_width or config.width
+        self.tokens = nn.Embedding(config.vocab_size, width)
+        self.segments = nn.Embedding(config.segments, width) if config.segments else None
+        self.position = build_embedding(config)
+        self.distances = build_distances(config)
+        self.embedding_norm = build_norm(config, width) if config.embedding_norm else nn.Identity()
+        self.projection = nn.Linear(width, config.width) if config.embedding_width else nn.Identity()
+        self.blocks = nn.ModuleList(self.kinds[config.norm_order](config, layer) for layer in range(config.depth))
+        if config.shared:
+            share(self.blocks)
+        self.final_norm = nn.Identity() if config.norm_order == "post" else build_norm(config)
+        kinds = (False, True) if config.window_rope_base else (False,)
+        rotary = config.position == "rotary"
+        self.rotaries = nn.ModuleList(build_rotary(config, windowed) for windowed in kinds if rotary)
+
+    def forward(self, batch: Ragged) -> Tensor:
+        x, frame = self.open(batch)
+        for block in self.blocks:
+            x = block(x, frame)
+        out: Tensor = self.final_norm(x)
+        return out
+
+    def open(self, batch: Ragged) -> tuple[Tensor, Frame]:
+        """What the first block is given: embeddings [T, W], and what all blocks share."""
+        x = self.tokens(batch.tokens) if batch.embedded is None else batch.embedded
+        if self.config.embedding_scale != 1.0:
+            x = x * self.config.embedding_scale
+        if self.segments is not None:
+            x = x + (self.segments.weight[0] if batch.segments is None else self.segments(batch.segments))
+        x = self.projection(self.embedding_norm(self.position(x, batch.positions)))
+        rotaries = cast(list[Rotary], list(self.rotaries))
+        return x, Frame.of(batch, self.config, rotaries, x.dtype, self.distances)

@@ -1,0 +1,93 @@
+"""What a recurrent encoder-decoder is made of: the only description of one, and what values make no network.
+
+Knows no torch.  The papers' choices are fields: who attends and how it scores, how far it reaches, what the cell is.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from ..core.errors import ModelError
+
+Cell = Literal["gru", "lstm"]
+Attending = Literal["none", "bahdanau", "luong"]
+Scoring = Literal["dot", "general", "concat"]
+Reaching = Literal["global", "local-m", "local-p"]
+
+CHOICES = {"cell": Cell, "attention": Attending, "score": Scoring, "reach": Reaching}
+MOST = 2**31  # of any size
+SIZES = {"vocab_size": MOST, "width": 2**20, "hidden": 2**20, "depth": MOST, "window": MOST, "max_positions": MOST}
+SWITCHES = ("bidirectional", "input_feeding", "reversed_source", "tied")
+IDS = ("start", "end", "pad")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentConfig:
+    """One network over one vocabulary.  Widths count features, windows and positions count tokens.
+
+    ModelError names a field whose value makes no network.
+    """
+
+    vocab_size: int
+    width: int  # of a token's vector, and of what the output matrix is given
+    hidden: int  # of the decoder's state and of what the encoder says of a token, half of it in each direction
+    depth: int = 1
+    cell: Cell = "gru"
+    bidirectional: bool = True
+    attention: Attending = "none"
+    score: Scoring = "concat"  # of "luong"; the others have no choice
+    reach: Reaching = "global"  # of "luong"
+    window: int = 10  # tokens on each side that a local reach sees
+    input_feeding: bool = False  # of "luong": what one step has made is read by the next
+    reversed_source: bool = False  # of an encoder in one direction: it reads the last token first
+    dropout: float = 0.0
+    tied: bool = False  # the output matrix is that of the tokens
+    max_positions: int = 512  # of a source, and of what is written: no limit of the arithmetic
+    start: int  # stands before the first token that is written
+    end: int  # stands behind the last
+    pad: int  # stands for nothing, in rectangles of others; none is computed here
+
+    def __post_init__(self) -> None:
+        for name, wrong in unsound(self):
+            message = f"{name} is {getattr(self, name)!r}, which should be {wrong}"
+            raise ModelError(message)
+
+    @property
+    def directions(self) -> int:
+        return 2 if self.bidirectional else 1
+
+    @property
+    def memories(self) -> int:
+        """Tensors that a cell remembers: its state, and an LSTM's long memory beside it."""
+        return 2 if self.cell == "lstm" else 1
+
+
+def unsound(config: RecurrentConfig) -> Iterator[tuple[str, str]]:
+    """Fields whose values make no network, and what they should be: a file may hold anything."""
+    for name, most in SIZES.items():
+        if type(getattr(config, name)) is not int or not 1 <= getattr(config, name) < most:
+            yield name, f"a whole number from 1 to {most - 1}"
+    for name in SWITCHES:
+        if type(getattr(config, name)) is not bool:
+            yield name, "true or false"
+    for name, choice in CHOICES.items():
+        if getattr(config, name) not in get_args(choice):
+            yield name, f"one of {', '.join(get_args(choice))}"
+    for name in IDS:
+        if type(getattr(config, name)) is not int or not 0 <= getattr(config, name) < config.vocab_size:
+            yield name, f"a token below {config.vocab_size}"
+    if type(config.dropout) not in (int, float) or not 0 <= config.dropout < 1:
+        yield "dropout", "a share, less than 1"
+    yield from contradictory(config)
+
+
+def contradictory(config: RecurrentConfig) -> Iterator[tuple[str, str]]:
+    """Fields that would be ignored, were they not refused."""
+    if config.bidirectional and config.hidden % 2:
+        yield "hidden", "even, half of it for each direction"
+    if config.bidirectional and config.reversed_source:
+        yield "reversed_source", "false where both directions are read"
+    if config.attention != "luong":
+        for name, only in (("score", "concat"), ("reach", "global"), ("input_feeding", False)):
+            if getattr(config, name) != only:
+                yield name, f"{only!r} where attention is {config.attention!r}"

@@ -1,0 +1,105 @@
+"""A recurrent encoder-decoder over one vocabulary: tokens in, logits out (models.seq2seq.protocol.Seq2Seq).
+
+Knows nothing of how it looks at its source; its decoder does.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..core.errors import EncodingError, ModelError
+from ..network.ragged import Ragged
+from .decoder import decoder_of
+from .decoder_state import RecurrentState, join
+from .encoder import Encoder
+from .recurrent_config import SIZES, RecurrentConfig
+
+
+class RecurrentTranslator(nn.Module):
+    """EncodingError for a source or a target without a token."""
+
+    def __init__(self, config: RecurrentConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.width)
+        nn.init.normal_(self.tokens.weight, std=config.width**-0.5)  # a length of one, so that tied logits begin small
+        self.encoder = Encoder(config)
+        self.decoder = decoder_of(config)
+        self.output = nn.Linear(config.width, config.vocab_size)
+        if config.tied:
+            self.output.weight = self.tokens.weight
+        self.dropout = nn.Dropout(config.dropout)
+
+    @property
+    def start(self) -> int:
+        return self.config.start
+
+    def forward(self, sources: Ragged, targets: Ragged) -> Tensor:
+        logits: Tensor = self.output(self.readout(sources, targets))
+        return logits
+
+    def readout(self, sources: Ragged, targets: Ragged) -> Tensor:
+        """[T, W]: what `last` makes logits of."""
+        x, state = self._vectors(targets), self.begin(sources)
+        made: Tensor = self.dropout(self.decoder.whole(x, targets.lengths, state))
+        return made
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor | None]:
+        """A matrix [V, W] and a bias [V]."""
+        return self.output.weight, self.output.bias
+
+    def begin(self, sources: Ragged) -> RecurrentState:
+        annotations, last = self.encoder(self._vectors(sources), sources.lengths)
+        return self.decoder.begin(annotations, sources.lengths, last)
+
+    def step(self, tokens: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        features, state = self.decoder.step(self.dropout(self.tokens(tokens)), state)
+        return self.output(self.dropout(self.decoder.readout(features))), state
+
+    def pick(self, state: RecurrentState, rows: Tensor) -> RecurrentState:
+        return state.pick(rows)
+
+    def join(self, states: Sequence[RecurrentState]) -> RecurrentState:
+        return join(states)
+
+    def looked(self, state: RecurrentState) -> list[Tensor]:
+        if self.config.attention == "none":
+            return []
+        return [weights[:length] for weights, length in zip(state.weights, state.source.lengths, strict=True)]
+
+    def _vectors(self, batch: Ragged) -> Tensor:
+        if min(batch.lengths, default=0) == 0:
+            message = "a sequence has no token, and one is needed in each"
+            raise EncodingError(message)
+        vectors: Tensor = self.dropout(self.tokens(batch.tokens) if batch.embedded is None else batch.embedded)
+        return vectors
+
+
+def sized(config: RecurrentConfig, parameters: int) -> RecurrentConfig:
+    """The same with the `hidden` width that comes nearest to so many parameters, so that systems can be compared.
+
+    All matrices together grow with the square of that width, so three narrow networks tell what any would have.
+    ModelError if none is within a tenth of what is wanted.
+    """
+    unit = config.directions
+    one, two, three = (count(replace(config, hidden=width * unit)) for width in (1, 2, 3))
+
+    def told(width: int) -> int:
+        return one + (two - one) * (width - 1) + (three - 2 * two + one) * (width - 1) * (width - 2) // 2
+
+    above = bisect_left(range(1, SIZES["hidden"] // unit), parameters, key=told) + 1
+    width = min((above, max(above - 1, 1)), key=lambda width: abs(told(width) - parameters))
+    if abs(told(width) - parameters) > parameters / 10:
+        message = f"{parameters} parameters are no budget for this network: the nearest has {told(width)}"
+        raise ModelError(message)
+    return replace(config, hidden=width * unit)
+
+
+def count(config: RecurrentConfig) -> int:
+    """Parameters of such a network; no random number is drawn that others would miss."""
+    with torch.random.fork_rng(devices=[]):
+        return sum(parameter.numel() for parameter in RecurrentTranslator(config).parameters())

@@ -1,0 +1,1 @@
+"""Sequence-to-sequence models in general: their protocol, decoding and beam search."""

@@ -1,0 +1,195 @@
+"""Writing with any models.seq2seq.protocol.Seq2Seq: the likeliest token each time, beams, or by chance; N sources at
+once.
+
+Knows no network and no text.  The one idea: what may be written at a place is told by what was written and the Writing
+alone, so the three ways differ in nothing but which rows of the network's state go on with which tokens.  Rules and
+their order are those of transformers' `generate`, so that what it writes is written here, token for token.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ..network.ragged import Ragged
+from .beam_search import Choice, Rule
+from .protocol import Seq2Seq
+
+Choose = Callable[[Tensor], Tensor]  # of [N, V] log-probabilities a token each, [N]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Writing:
+    """What is written and when it ends.  Lengths count tokens behind the start, the one that ends it included.
+
+    `opening` is what the first token has to be, `closing` the one at the last place, none of which is a matter of
+    odds; `banned` tokens are never written.  `beams` and what follows are for beam search; see
+    models.seq2seq.beam_search.Rule.  `drawn`: tokens are drawn by chance, by their odds at that `temperature`, of
+    the `top_k` likeliest (0: of all) and of those that have `top_p` of all odds together."""
+
+    stops: frozenset[int]
+    most: int
+    least: int = 0
+    opening: tuple[int, ...] = ()
+    closing: tuple[int, ...] = ()
+    banned: tuple[int, ...] = ()
+    once: int = 0  # no so many tokens in a row come twice; 0: they may
+    renormalised: bool = False
+    beams: int = 1
+    length_penalty: float = 1.0
+    early: bool = False
+    patient: bool = False
+    drawn: bool = False
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What was written; `stop` is the token that ended it, or -1 where its length did.  `score` is the sum of its
+    tokens' log-probabilities, of beams normalised by length."""
+
+    tokens: tuple[int, ...]
+    stop: int
+    score: float
+
+
+def write(network: Seq2Seq, sources: Ragged, how: Writing, chance: torch.Generator | None = None) -> list[Answer]:
+    """An answer to each source: of beams the best."""
+    if how.beams > 1:
+        return [found[0] for found in search(network, sources, how)]
+    if how.drawn:
+        return spoken(network, sources, how, lambda shaped: drawn(shaped, how, chance))
+    return spoken(network, sources, how, lambda shaped: shaped.argmax(dim=-1))
+
+
+@dataclass(slots=True)
+class Line:
+    """An answer under way."""
+
+    tokens: list[int] = field(default_factory=list)
+    score: float = 0.0
+
+
+@torch.no_grad()
+def spoken(network: Seq2Seq, sources: Ragged, how: Writing, choose: Choose) -> list[Answer]:
+    """One token after the other, as `choose` has it."""
+    lines = [Line() for _ in sources.lengths]
+    answers: dict[int, Answer] = {}
+    going, state = list(range(len(lines))), network.begin(sources)
+    tokens = sources.tokens.new_full((len(lines),), network.start)
+    while going:
+        logits, state = network.step(tokens, state)
+        shaped = allowed(logits.float().log_softmax(dim=-1), [lines[n].tokens for n in going], how, network.start)
+        tokens = choose(shaped)
+        scores = shaped.gather(1, tokens[:, None])[:, 0].tolist()
+        for n, token, score in zip(going, tokens.tolist(), scores, strict=True):
+            line = lines[n]
+            line.tokens.append(token)
+            line.score += score
+            if token in how.stops:
+                answers[n] = Answer(tuple(line.tokens[:-1]), token, line.score)
+            elif len(line.tokens) == how.most:
+                answers[n] = Answer(tuple(line.tokens), -1, line.score)
+        on = torch.tensor([row for row, n in enumerate(going) if n not in answers], device=tokens.device)
+        going = [n for n in going if n not in answers]
+        if going and len(going) < len(tokens):
+            state, tokens = network.pick(state, on), tokens[on]
+    return [answers[n] for n in range(len(lines))]
+
+
+class Search:
+    """The search for one source's best answers."""
+
+    def __init__(self, how: Writing) -> None:
+        self.rule = Rule(how.beams, how.stops, how.most, how.length_penalty, how.early, how.patient)
+        self.beams, self.answers = [Line()], list[Answer]()
+
+    def turn(self, shaped: Tensor) -> list[Choice]:
+        """After the log-probabilities [K, V] of all beams: how they go on.  None does if it is over."""
+        length, rule = len(self.beams[0].tokens) + 1, self.rule
+        turn = rule.turn(shaped, [beam.score for beam in self.beams], length, len(self.answers) >= rule.width)
+        self.answers += [self._answer(choice, rule.normal(choice.score, length)) for choice in turn.ended]
+        self.answers.sort(key=lambda answer: answer.score, reverse=True)
+        del self.answers[rule.width :]
+        over = rule.over(turn.going, length, [answer.score for answer in self.answers])
+        going = [] if over else turn.going
+        self.beams = [Line([*self.beams[choice.beam].tokens, choice.token], choice.score) for choice in going]
+        return going
+
+    def _answer(self, choice: Choice, score: float) -> Answer:
+        said = self.beams[choice.beam].tokens
+        if choice.token in self.rule.stops:
+            return Answer(tuple(said), choice.token, score)
+        return Answer((*said, choice.token), -1, score)
+
+
+@torch.no_grad()
+def search(network: Seq2Seq, sources: Ragged, how: Writing) -> list[list[Answer]]:
+    """The best answers to each source, `how.beams` of them at most, the best first."""
+    searches = [Search(how) for _ in sources.lengths]
+    going, state = searches, network.begin(sources)
+    tokens = sources.tokens.new_full((len(going),), network.start)
+    while going:
+        logits, state = network.step(tokens, state)
+        said = [beam.tokens for each in going for beam in each.beams]
+        shaped = allowed(logits.float().log_softmax(dim=-1), said, how, network.start)
+        rows, chosen, first = list[int](), list[int](), 0
+        for each in going:
+            count = len(each.beams)
+            for choice in each.turn(shaped[first : first + count]):
+                rows.append(first + choice.beam)
+                chosen.append(choice.token)
+            first += count
+        going = [each for each in going if each.beams]
+        if going:
+            state = network.pick(state, torch.tensor(rows, device=tokens.device))
+            tokens = torch.tensor(chosen, device=tokens.device)
+    return [each.answers for each in searches]
+
+
+def allowed(shaped: Tensor, said: Sequence[Sequence[int]], how: Writing, start: int) -> Tensor:
+    """[N, V] log-probabilities of the token behind what was `said`, -inf for what may not stand there."""
+    length, stops = len(said[0]) + 1, sorted(how.stops)
+    if how.once:
+        for row, tokens in enumerate(said):
+            shaped[row, repeating([start, *tokens], how.once)] = float("-inf")
+    shaped[:, list(how.banned)] = float("-inf")
+    if length <= how.least:
+        shaped[:, stops] = float("-inf")
+    only = how.opening if length == 1 else how.closing if length == how.most else ()
+    if only:
+        shaped = torch.full_like(shaped, float("-inf"))
+        shaped[:, list(only)] = 0.0
+    return shaped.log_softmax(dim=-1) if how.renormalised else shaped
+
+
+def repeating(tokens: Sequence[int] | NDArray[np.int64], size: int) -> list[int]:
+    """Which tokens would end a row of `size` that has come before."""
+    said, before = np.asarray(tokens, np.int64), size - 1
+    count = len(said) - before  # places where a row could have ended
+    if count <= 0:
+        return []
+    alike = np.ones(count, np.bool_)
+    for place in range(before):
+        alike &= said[place : place + count] == said[len(said) - before + place]
+    found: list[int] = np.unique(said[before:][alike]).tolist()
+    return found
+
+
+def drawn(shaped: Tensor, how: Writing, chance: torch.Generator | None) -> Tensor:
+    """[N] tokens, drawn by their odds."""
+    scores = shaped / how.temperature
+    if how.top_k:
+        least = scores.topk(min(how.top_k, scores.size(1))).values[:, -1:]
+        scores = scores.masked_fill(scores < least, float("-inf"))
+    if how.top_p < 1.0:
+        rising, places = scores.sort(dim=-1)
+        rare = rising.softmax(dim=-1).cumsum(dim=-1) <= 1 - how.top_p
+        rare[:, -1] = False
+        scores = scores.masked_fill(rare.scatter(1, places, rare), float("-inf"))
+    return torch.multinomial(scores.softmax(dim=-1), 1, generator=chance)[:, 0]

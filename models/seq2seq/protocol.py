@@ -1,0 +1,49 @@
+"""What reads one sequence and writes another: the shape that recurrent networks and transformers have in common.
+
+Sutskever et al. 2014 (arXiv:1409.3215), Cho et al. 2014 (arXiv:1406.1078).  Whoever trains, decodes or serves one knows
+this and nothing of what is inside.  The one idea: what a network knows of N sequences that are being written is one
+state, whose rows can be picked, repeated and joined; so that beams are a pick and a batch that others enter is a join.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from ..network.ragged import Ragged
+
+State = Any  # of N sequences: known to its network alone
+
+
+class Seq2Seq(Protocol):
+    """A module over one vocabulary of V tokens; what it writes stands behind `start`."""
+
+    @property
+    def start(self) -> int:
+        """The token that stands before the first that is written."""
+
+    def __call__(self, sources: Ragged, targets: Ragged) -> Tensor:
+        """[T, V] logits: for each of T rows of N targets, each of which begins with `start`, those of the token behind
+        it, where what stands before it is given (teacher forcing, Williams and Zipser 1989)."""
+
+    def readout(self, sources: Ragged, targets: Ragged) -> Tensor:
+        """[T, W]: what `last` makes those logits of."""
+
+    @property
+    def last(self) -> tuple[Tensor, Tensor | None]:
+        """A matrix [V, W], and a bias [V] or none."""
+
+    def begin(self, sources: Ragged) -> State:
+        """What is known of N targets when their sources have been read and nothing is written."""
+
+    def step(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        """[N, V] logits behind the [N] tokens that were written last, `start` at first; and what is known then."""
+
+    def pick(self, state: State, rows: Tensor) -> State:
+        """Of the sequences at [M] rows, in this order; one may come more than once."""
+
+    def join(self, states: Sequence[State]) -> State:
+        """Of all of their sequences, one state behind the other."""
+
+    def looked(self, state: State) -> list[Tensor]:
+        """For each of N sequences the weights [K] of its source's tokens in the last step; empty without attention."""

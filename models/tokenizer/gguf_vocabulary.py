@@ -1,0 +1,212 @@
+"""The vocabulary a GGUF file carries in its metadata.  Knows the keys' names and meanings, not how the file is read.
+
+The one idea: `tokenizer.ggml.model` says which kind of vocabulary it is, the other keys are its data, and whatever
+the file leaves out has the value that llama.cpp, whose format it is, gives it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer
+
+from ..core.errors import CheckpointError, UnsupportedError
+from .vocabulary import (
+    LONGEST_PIECE,
+    SPACE,
+    SPLITS,
+    Vocabulary,
+    Words,
+    built,
+    byte_level,
+    sentence_pieces,
+    surround,
+    word_pieces,
+)
+
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # the values of tokenizer.ggml.token_type that matter here
+_ROLES = (
+    "bos",
+    "eos",
+    "unknown",
+    "padding",
+    "seperator",
+    "cls",
+    "mask",
+    "eot",
+    "eom",
+)  # "seperator" is how it is spelled
+
+
+class _Fields:
+    """The metadata under `tokenizer.ggml.`, each value checked as it is read."""
+
+    def __init__(self, fields: Mapping[str, Any]) -> None:
+        self._fields = fields
+
+    def has(self, name: str) -> bool:
+        return self._fields.get(f"tokenizer.ggml.{name}") is not None
+
+    def read(self, name: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
+        value = self._fields.get(f"tokenizer.ggml.{name}")
+        value = default if value is None else value
+        if not isinstance(value, kind):
+            said = "is missing" if value is None else f"is {str(value)[:40]!r}, a {type(value).__name__}"
+            raise CheckpointError(f"the metadata field tokenizer.ggml.{name} {said}")
+        return value
+
+    def array(self, name: str, kind: type | tuple[type, ...], count: int = -1) -> list[Any]:
+        values = list(self.read(name, (list, tuple)))
+        wrong = next((value for value in values if not isinstance(value, kind)), None)
+        if wrong is not None:
+            raise CheckpointError(f"the metadata field tokenizer.ggml.{name} holds {str(wrong)[:40]!r}")
+        if count >= 0 and len(values) != count:
+            raise CheckpointError(
+                f"the metadata field tokenizer.ggml.{name} has {len(values)} values for {count} tokens"
+            )
+        return values
+
+
+@dataclass(frozen=True)
+class _Data:
+    """The fields all kinds have: V pieces, what kind of token each is, and the pieces that play a role."""
+
+    fields: _Fields
+    pieces: list[str]  # [V]
+    types: list[int]  # [V]
+    roles: dict[str, str]
+
+    def numbered(self) -> dict[str, int]:
+        return {piece: index for index, piece in enumerate(self.pieces)}
+
+    def of(self, *types: int) -> list[str]:
+        return [piece for piece, kind in zip(self.pieces, self.types, strict=True) if kind in types and piece]
+
+    def around(self, role: str, *, default: bool) -> str:
+        """The piece to be put at the end of every text that is called `role`; empty: none."""
+        piece, name = self.roles.get(role, ""), f"add_{role}_token"
+        if self.fields.has(name) and self.fields.read(name, bool) and not piece:
+            raise CheckpointError(f"tokenizer.ggml.{name} is set, but tokenizer.ggml.{role}_token_id is missing")
+        return piece if self.fields.read(name, bool, default) else ""
+
+    def vocabulary(self, backend: Tokenizer, bos: str, eos: str) -> Vocabulary:
+        """Control tokens are found whole in a text and are not text; user-defined ones are found whole and are."""
+        control = dict.fromkeys([*self.of(UNKNOWN, CONTROL), *self.roles.values()])
+        backend.add_special_tokens([AddedToken(piece, normalized=False, special=True) for piece in control])
+        defined = [piece for piece in self.of(USER_DEFINED) if piece not in control]
+        backend.add_tokens([AddedToken(piece, normalized=False, special=False) for piece in defined])
+        return Vocabulary(backend=backend, bos=bos, eos=eos, pad=self.roles.get("padding", ""))
+
+
+def read(metadata: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary described by a GGUF file's metadata.
+
+    CheckpointError names the field that is missing, unknown or does not fit the others.
+    """
+    fields = _Fields(metadata)
+    kind = fields.read("model", str)
+    if kind not in _KINDS:
+        raise UnsupportedError(
+            f"the vocabulary is of kind {kind!r} (tokenizer.ggml.model); known: {', '.join(sorted(_KINDS))}. "
+            "Load the model from its safetensors folder, with its tokenizer.json, instead"
+        )
+    pieces = _pieces(fields)
+    types = fields.array("token_type", int, len(pieces)) if fields.has("token_type") else [NORMAL] * len(pieces)
+    return _KINDS[kind](_Data(fields, pieces, types, _roles(fields, pieces)))
+
+
+def _pieces(fields: _Fields) -> list[str]:
+    pieces: list[str] = fields.array("tokens", str)
+    longest = max(pieces, key=len, default="")
+    if len(longest) > LONGEST_PIECE:  # before merges are made of its cuts
+        message = f"tokenizer.ggml.tokens has a piece of {len(longest)} characters, {longest[:40]!r}..."
+        raise CheckpointError(f"{message}; {LONGEST_PIECE} are the most")
+    if len(set(pieces)) != len(pieces):
+        seen: dict[str, int] = {}
+        first, second = next((seen[p], i) for i, p in enumerate(pieces) if seen.setdefault(p, i) != i)
+        raise CheckpointError(f"tokenizer.ggml.tokens has {pieces[first]!r} twice, as {first} and as {second}")
+    return pieces
+
+
+def _roles(fields: _Fields, pieces: list[str]) -> dict[str, str]:
+    roles: dict[str, str] = {}
+    for role in _ROLES:
+        name = f"{role}_token_id"
+        if fields.has(name):
+            index = fields.read(name, int)
+            if not 0 <= index < len(pieces):
+                raise CheckpointError(f"tokenizer.ggml.{name} is {index}, outside of the {len(pieces)} tokens")
+            roles[role] = pieces[index]
+    return roles
+
+
+def _from_gpt2(data: _Data) -> Vocabulary:
+    name = data.fields.read("pre", str, "default") or "default"
+    if name not in SPLITS:
+        raise CheckpointError(
+            f"the text is to be split as {name!r} (tokenizer.ggml.pre); known: {', '.join(sorted(SPLITS))}"
+        )
+    split, merges = SPLITS[name], _merges(data.fields)
+    backend = built(lambda: byte_level(data.numbered(), merges, split))
+    before = data.around("bos", default=split.bos or split.pair)
+    after = data.around("eos", default=split.pair)
+    surround(backend, before, after, double=split.pair)
+    return data.vocabulary(backend, data.roles.get("bos", ""), data.roles.get("eos", ""))
+
+
+def _from_llama(data: _Data) -> Vocabulary:
+    usual = dict(zip(("unknown", "bos", "eos"), data.pieces, strict=False))
+    data = replace(data, roles={**usual, **data.roles})
+    merges = _merges(data.fields) if data.fields.has("merges") else _derived(data)
+    space = data.fields.read("add_space_prefix", bool, True)
+    unknown = data.roles.get("unknown", "")
+    backend = built(lambda: sentence_pieces(data.numbered(), merges, unknown=unknown, prefix_space=space))
+    surround(backend, data.around("bos", default=True), data.around("eos", default=False))
+    return data.vocabulary(backend, data.roles.get("bos", ""), data.roles.get("eos", ""))
+
+
+def _merges(fields: _Fields) -> list[tuple[str, str]]:
+    merges = []
+    for line in fields.array("merges", str):
+        left, _, right = line.partition(" ")
+        if not left or not right or " " in right:
+            raise CheckpointError(f"tokenizer.ggml.merges has {line[:40]!r}, which is not two pieces")
+        merges.append((left, right))
+    return merges
+
+
+def _derived(data: _Data) -> list[tuple[str, str]]:
+    """SentencePiece joins the pair whose piece scores best: as merges, every cut of every piece, best piece first."""
+    scores = data.fields.array("scores", (int, float), len(data.pieces))
+    normal = {piece: index for index, piece in enumerate(data.pieces) if data.types[index] == NORMAL}
+    merges = []
+    for piece in sorted(normal, key=lambda piece: (-scores[normal[piece]], normal[piece])):
+        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
+        known = [(left, right) for left, right in cuts if left in normal and right in normal]
+        merges.extend(sorted(known, key=lambda cut: (normal[cut[0]], normal[cut[1]])))
+    return merges
+
+
+def _from_bert(data: _Data) -> Vocabulary:
+    spelled = [_as_word_piece(piece, kind) for piece, kind in zip(data.pieces, data.types, strict=True)]
+    data = replace(data, pieces=spelled)
+    accents = "normalizer.strip_accents"
+    words = Words(
+        lowercase=data.fields.read("normalizer.lowercase", bool, True),
+        strip_accents=data.fields.read(accents, bool) if data.fields.has(accents) else None,
+        unknown=data.roles.get("unknown", "[UNK]"),
+        first=data.roles.get("cls", data.roles.get("bos", "[CLS]")),
+        separator=data.roles.get("seperator", "[SEP]"),
+    )
+    backend = built(lambda: word_pieces(data.numbered(), words))
+    return data.vocabulary(backend, words.first, data.roles.get("eos", words.separator))
+
+
+def _as_word_piece(piece: str, kind: int) -> str:
+    """GGUF marks where a word starts; WordPiece marks where it does not."""
+    if piece.startswith(SPACE):
+        return piece[1:]
+    return piece if kind in (UNKNOWN, CONTROL) or (piece[:1], piece[-1:]) == ("[", "]") else f"##{piece}"
+
+
+_KINDS = {"gpt2": _from_gpt2, "llama": _from_llama, "bert": _from_bert}

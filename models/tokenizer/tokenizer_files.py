@@ -1,0 +1,316 @@
+"""The vocabulary of a checkpoint folder.  Knows the files people keep there, not what their contents do.
+
+The one idea: the first of tokenizer.json, vocab.txt, source.spm + vocab.json and vocab.json + merges.txt that is there
+is the vocabulary, and the small files beside it (tokenizer_config.json, special_tokens_map.json, added_tokens.json) say
+which of its tokens are special and what they are for.
+"""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken, Tokenizer, processors
+
+from ..core import files
+from ..core.errors import CheckpointError, UnsupportedError
+from . import sentencepiece
+from .merges import check_merges
+from .vocabulary import (
+    GPT2,
+    QWEN2,
+    Vocabulary,
+    Words,
+    built,
+    byte_level,
+    closed_words,
+    surround,
+    word_pieces,
+)
+
+_ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+_MORE = ("additional_special_tokens", "extra_special_tokens")
+_SENTENCEPIECE = ("tokenizer.model", "spiece.model", "sentencepiece.bpe.model")
+_CONVERT = (
+    "save it with a tokenizer.json first: transformers.AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+)
+# The roles that tokens have where no file says otherwise.
+_BERT = {
+    "unk_token": "[UNK]",
+    "cls_token": "[CLS]",
+    "sep_token": "[SEP]",
+    "pad_token": "[PAD]",
+    "mask_token": "[MASK]",
+}
+_ROBERTA = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "cls_token": "<s>",
+    "sep_token": "</s>",
+    "pad_token": "<pad>",
+    "mask_token": "<mask>",
+}
+_GPT2 = dict.fromkeys(("bos_token", "eos_token", "unk_token"), "<|endoftext|>")
+_QWEN2 = dict.fromkeys(("eos_token", "unk_token", "pad_token"), "<|endoftext|>")
+_GPT = {"unk_token": "<unk>"}
+_MARIAN = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
+
+
+@dataclass(frozen=True)
+class _Settings:
+    """What the small files say: tokens by role, more special ones, ids of added ones, and the rest as it stands."""
+
+    roles: dict[str, AddedToken]
+    more: list[AddedToken]
+    added: dict[int, AddedToken] = field(default_factory=dict)
+    other: Mapping[str, Any] = field(default_factory=dict)
+
+    def piece(self, role: str) -> str:
+        return str(self.roles[role].content) if role in self.roles else ""
+
+    def over(self, defaults: Mapping[str, str]) -> "_Settings":
+        """The same, with a token for every role in `defaults` that has none."""
+        tokens = {role: AddedToken(piece, normalized=False, special=True) for role, piece in defaults.items()}
+        return replace(self, roles={**tokens, **self.roles})
+
+
+def read(folder: Path) -> Vocabulary:
+    """The vocabulary in `folder`.  CheckpointError names the file that is missing, unreadable or of no use."""
+    settings = _settings(folder)
+    if (folder / "tokenizer.json").is_file():
+        backend = _tokenizer_json(folder, settings)
+    elif (folder / "vocab.txt").is_file():
+        settings = settings.over(_BERT)
+        backend = _vocab_txt(folder, settings)
+    elif (folder / "source.spm").is_file():
+        settings = settings.over(_MARIAN)
+        backend = _source_spm(folder, settings)
+    elif (folder / "vocab.json").is_file():
+        merge, defaults = _class(folder, settings)
+        settings = settings.over(defaults)
+        backend = _vocab_json(folder, settings, merge)
+    else:
+        raise _nothing(folder)
+    present = {role: piece for role in _ROLES if backend.token_to_id(piece := settings.piece(role)) is not None}
+    named = {name: present.get(f"{name}_token", "") for name in ("bos", "eos", "pad", "unk", "mask")}
+    return Vocabulary(backend=backend, **named)
+
+
+def _nothing(folder: Path) -> CheckpointError:
+    if found := next((name for name in _SENTENCEPIECE if (folder / name).is_file()), ""):
+        return UnsupportedError(
+            f"is a SentencePiece model, which is not read here; {_CONVERT}", file=str(folder / found)
+        )
+    return CheckpointError("has no tokenizer.json, no vocab.txt and no vocab.json with merges.txt", file=str(folder))
+
+
+def _settings(folder: Path) -> _Settings:
+    config = _json(folder / "tokenizer_config.json")
+    named = {**_json(folder / "special_tokens_map.json"), **config}
+    where = str(folder / "tokenizer_config.json")
+    roles = {role: _token(named[role], where) for role in _ROLES if named.get(role) is not None}
+    more: list[AddedToken] = []
+    for key in _MORE:
+        values = named.get(key) or []
+        if not isinstance(values, list | dict):
+            raise CheckpointError(f"{key} is {values!r} where a list of tokens belongs", file=where)
+        more.extend(_token(value, where) for value in (values.values() if isinstance(values, dict) else values))
+    listed = config.get("added_tokens_decoder") or {}
+    if not isinstance(listed, dict):
+        raise CheckpointError(f"added_tokens_decoder is {listed!r} where an object belongs", file=where)
+    added = {_id(key, where): _token(value, where, special=False) for key, value in listed.items()}
+    for piece, index in _json(folder / "added_tokens.json").items():
+        name = str(folder / "added_tokens.json")
+        added.setdefault(_id(index, name), AddedToken(piece, normalized=False, special=False))
+    return _Settings(roles=roles, more=more, added=added, other=config)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
+    if not path.is_file():
+        return {}
+    try:
+        value = json.loads(files.json_text(path, files.VOCABULARY))
+    except (ValueError, RecursionError) as problem:
+        raise CheckpointError(f"is not JSON: {problem}", file=str(path)) from problem
+    if not isinstance(value, dict):
+        raise CheckpointError(f"holds a {type(value).__name__} where an object belongs", file=str(path))
+    return value
+
+
+def _id(value: Any, file: str) -> int:
+    if not str(value).isdecimal():
+        raise CheckpointError(f"gives {str(value)[:40]!r} for the id of an added token", file=file)
+    return int(value)
+
+
+def _token(value: Any, file: str, *, special: bool = True) -> AddedToken:
+    """A token written as a string, or as an object with its flags."""
+    flags: dict[str, Any] = value if isinstance(value, dict) else {"content": value}
+    content = flags.get("content")
+    if not isinstance(content, str):
+        raise CheckpointError(
+            f"gives {str(value)[:40]!r} for a special token; a string or an object belongs", file=file
+        )
+    return AddedToken(
+        content,
+        single_word=bool(flags.get("single_word")),
+        lstrip=bool(flags.get("lstrip")),
+        rstrip=bool(flags.get("rstrip")),
+        normalized=bool(flags.get("normalized")),
+        special=bool(flags.get("special", special)),
+    )
+
+
+def _tokenizer_json(folder: Path, settings: _Settings) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    text = _utf8(path, lambda: files.json_text(path, files.VOCABULARY).decode())
+    check_merges(text, str(path))
+    backend = built(lambda: Tokenizer.from_str(text), str(path))
+    # A length to cut or pad to is a habit of whoever saved the file.  Here a text that is too long is an error that
+    # gives both lengths, and nothing is padded.
+    backend.no_truncation()
+    backend.no_padding()
+    _mark(backend, settings, folder)
+    _honour(backend, settings)
+    return backend
+
+
+def _honour(backend: Tokenizer, settings: _Settings) -> None:
+    """Where tokenizer_config.json says whether a text begins with bos and ends with eos, that is how it is."""
+    asked = {end: settings.other.get(f"add_{end}_token") for end in ("bos", "eos")}
+    ids = backend.encode("", add_special_tokens=True).ids
+    pieces = {end: settings.piece(f"{end}_token") for end in asked}
+    done = {end: backend.token_to_id(pieces[end]) in ids[: 1 if end == "bos" else None] for end in asked}
+    if any(asked[end] is not None and asked[end] != done[end] for end in asked if pieces[end]):
+        wanted = {end: done[end] if asked[end] is None else asked[end] for end in asked}
+        surround(backend, *(pieces[end] if wanted[end] else "" for end in ("bos", "eos")))
+
+
+def _vocab_txt(folder: Path, settings: _Settings) -> Tokenizer:
+    path = folder / "vocab.txt"
+    pieces = {line.rstrip("\r"): index for index, line in enumerate(_text(path).removesuffix("\n").split("\n"))}
+    words = Words(
+        lowercase=bool(settings.other.get("do_lower_case", True)),
+        strip_accents=settings.other.get("strip_accents"),
+        chinese=bool(settings.other.get("tokenize_chinese_chars", True)),
+        unknown=settings.piece("unk_token"),
+        first=settings.piece("cls_token"),
+        separator=settings.piece("sep_token"),
+    )
+    backend = built(lambda: word_pieces(pieces, words), str(path))
+    _mark(backend, settings, folder)
+    return backend
+
+
+def _source_spm(folder: Path, settings: _Settings) -> Tokenizer:
+    """Marian's: what a source is cut with, and the numbers that both sides' pieces have.  What is written needs no
+    model: its pieces are spelled in their names.  A source may begin with the language to write, as ">>de<<"."""
+    path, pieces = str(folder / "vocab.json"), _json(folder / "vocab.json")
+    if settings.other.get("separate_vocabs") or (folder / "target_vocab.json").is_file():
+        raise UnsupportedError("has another vocabulary for each side, and only one for both is read", file=path)
+    if not all(isinstance(index, int) for index in pieces.values()) or settings.piece("unk_token") not in pieces:
+        raise CheckpointError(f"has no number for each piece, and one for {settings.piece('unk_token')!r}", file=path)
+    model = sentencepiece.read(folder / "source.spm")
+    backend = built(lambda: sentencepiece.numbered(model, pieces, settings.piece("unk_token")), path)
+    _mark(backend, settings, folder)
+    codes = sorted(piece for piece in pieces if piece.startswith(">>") and piece.endswith("<<"))
+    backend.add_tokens([AddedToken(code, normalized=False, special=False) for code in codes])
+    surround(backend, "", settings.piece("eos_token"))
+    return backend
+
+
+def _spaced(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:
+    """Bytes, cut as GPT-2 cuts text, with a space before it where the configuration asks for one."""
+    return byte_level(pieces, merges, GPT2, prefix_space=bool(settings.other.get("add_prefix_space")))
+
+
+def _cased(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:  # noqa: ARG001
+    """Bytes, cut as Qwen2 cuts text."""
+    return byte_level(pieces, merges, QWEN2)
+
+
+def _closed(pieces: Mapping[str, int], merges: Sequence[tuple[str, str]], settings: _Settings) -> Tokenizer:
+    """Words, as GPT has them."""
+    return closed_words(pieces, merges, unknown=settings.piece("unk_token"))
+
+
+_Merge = Callable[[Mapping[str, int], Sequence[tuple[str, str]], _Settings], Tokenizer]
+# Whose vocab.json + merges.txt are read how; a tokenizer_config.json names the class.
+_CLASSES: dict[str, tuple[_Merge, dict[str, str]]] = {
+    "OpenAIGPTTokenizer": (_closed, _GPT),
+    "GPT2Tokenizer": (_spaced, _GPT2),
+    "RobertaTokenizer": (_spaced, _ROBERTA),
+    "BartTokenizer": (_spaced, _ROBERTA),
+    "Qwen2Tokenizer": (_cased, _QWEN2),
+}
+
+
+def _class(folder: Path, settings: _Settings) -> tuple[_Merge, dict[str, str]]:
+    name = str(settings.other.get("tokenizer_class") or "GPT2Tokenizer").removesuffix("Fast")
+    if name not in _CLASSES:
+        path = str(folder / "vocab.json")
+        raise UnsupportedError(f"is the vocabulary of a {name}, which is not read here; {_CONVERT}", file=path)
+    return _CLASSES[name]
+
+
+def _vocab_json(folder: Path, settings: _Settings, merge: _Merge) -> Tokenizer:
+    path = str(folder / "vocab.json")
+    pieces, merges = _json(folder / "vocab.json"), _merges(folder / "merges.txt")
+    backend = built(lambda: merge(pieces, merges, settings), path)
+    _mark(backend, settings, folder)
+    if "cls_token" in settings.roles:
+        space = bool(settings.other.get("add_prefix_space")) and merge is _spaced
+        sep, cls = (_numbered(backend, settings.piece(role), path) for role in ("sep_token", "cls_token"))
+        backend.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=True, add_prefix_space=space)
+    else:
+        ends_asked = (("bos_token", "add_bos_token"), ("eos_token", "add_eos_token"))
+        surround(backend, *(settings.piece(role) if settings.other.get(asked) else "" for role, asked in ends_asked))
+    return backend
+
+
+def _numbered(backend: Tokenizer, piece: str, file: str) -> tuple[str, int]:
+    if (index := backend.token_to_id(piece)) is None:
+        raise CheckpointError(f"has no {piece!r}, which stands at the ends of every text", file=file)
+    return piece, index
+
+
+def _merges(path: Path) -> list[tuple[str, str]]:
+    if not path.is_file():
+        raise CheckpointError("is missing; vocab.json needs it beside it", file=str(path))
+    merges = []
+    for number, line in enumerate(_text(path).split("\n"), 1):
+        if not line.strip() or (number == 1 and line.startswith("#version")):
+            continue
+        left, _, right = line.rstrip("\r").partition(" ")
+        if not left or not right or " " in right:
+            raise CheckpointError(f"has {line[:40]!r} in line {number}, which is not two pieces", file=str(path))
+        merges.append((left, right))
+    return merges
+
+
+def _mark(backend: Tokenizer, settings: _Settings, folder: Path) -> None:
+    """Make the tokens that the small files name added or special ones, unless they are already."""
+    known = {token.content: token.special for token in backend.get_added_tokens_decoder().values()}
+    for index, token in sorted(settings.added.items()):
+        if known.get(token.content) is None:
+            backend.add_tokens([token])
+        if backend.token_to_id(token.content) != index:
+            said = f"the added token {token.content!r} has id {index} in the files beside, "
+            raise CheckpointError(f"{said}{backend.token_to_id(token.content)} in the vocabulary", file=str(folder))
+    for token in [*settings.roles.values(), *settings.more]:
+        if not known.get(token.content) and backend.token_to_id(token.content) is not None:
+            backend.add_special_tokens([token])
+
+
+def _text(path: Path) -> str:
+    return _utf8(path, lambda: files.text(path, files.VOCABULARY))
+
+
+def _utf8(path: Path, read: Callable[[], str]) -> str:
+    try:
+        return read()
+    except UnicodeDecodeError as problem:
+        raise CheckpointError(f"is not UTF-8 text: {problem}", file=str(path)) from problem

@@ -1,6 +1,0 @@
-"""`python -m service` is `polyhead`."""
-
-from service.cli import main
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,1 @@
+"""What every request passes: host and origin, key, rate, admission, deadline, access log."""

@@ -1,0 +1,71 @@
+"""Served models, as a dialect asks for them, and as the key that asks may have them.
+
+Knows no route.  The one idea: a dialect reaches the registry through `Permitted` alone, so no way of naming a model (by
+its name, an alias, an adapter's id, or by being the only one) leads past what its key may use.
+"""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+from ...config.keys import Key
+from ...core.errors import Forbidden, PolyheadError, Unavailable
+from ...core.model import Model
+from ...core.request import Task
+
+
+class Served(Protocol):
+    """What dialects ask of the registry of served models."""
+
+    def models(self) -> list[Model]: ...
+
+    def resolve(self, name: str, tasks: Collection[Task]) -> Model: ...
+
+    def only(self, tasks: Collection[Task]) -> Model: ...
+
+
+@dataclass(frozen=True)
+class Permitted:
+    """Those of `served` that `key` may use, by their own names or by an alias that it may."""
+
+    served: Served
+    key: Key
+
+    def models(self) -> list[Model]:
+        return [model for model in self.served.models() if self.key.opens(model.name)]
+
+    def resolve(self, name: str, tasks: Collection[Task]) -> Model:
+        """Raises Forbidden, too, for a name that is not served and that the key could not use if it were."""
+        try:
+            model = self.served.resolve(name, tasks)
+        except PolyheadError as error:
+            self._check(name, name)
+            self._hide(error)
+            raise
+        self._check(name, model.name)
+        return model
+
+    def only(self, tasks: Collection[Task]) -> Model:
+        """The server's only one: what a key may use says nothing of which model a route without a name means."""
+        try:
+            model = self.served.only(tasks)
+        except Unavailable as error:
+            if self.key.models:
+                said = "not all models are loaded yet, and the address names none; send it again, or name a model"
+                raise Unavailable(said, retry_after=error.retry_after) from None
+            raise
+        except PolyheadError as error:
+            self._hide(error)
+            raise
+        self._check("", model.name)
+        return model
+
+    def _hide(self, error: PolyheadError) -> None:
+        """Leave out of the names that `error` lists those of models that the key may not use."""
+        if error.names:
+            error.listing(name for name in error.names if self.key.opens(name))
+
+    def _check(self, asked: str, name: str) -> None:
+        if not self.key.opens(name) and not self.key.opens(asked):
+            what, may = asked[:100] or "without a name", ", ".join(self.key.models)
+            raise Forbidden(f"the key {self.key.name!r} may not use the model {what}, it may use {may}", param="model")

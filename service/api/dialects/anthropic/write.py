@@ -1,0 +1,163 @@
+"""What the Anthropic dialect answers: a message, whole or as events, and its errors.
+
+Knows no engine and no wire object.  The one idea: a message is the items of an answer, each a block; a streamed one
+tells how they grow.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from pydantic_core import from_json
+
+from ....core.errors import PolyheadError
+from ....text.chat_parser import Utterance
+from ....text.detokenizer import Usage
+from ...shared.output_items import (
+    Begun,
+    Ended,
+    Happening,
+    Item,
+    Items,
+    More,
+    whole,
+)
+
+ERRORS: Mapping[int, str] = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+PING = {"type": "ping"}  # of which there may be any number, anywhere in a stream
+
+
+@dataclass(frozen=True)
+class Call:
+    """What every object of one answer repeats; `most` tokens were asked for."""
+
+    id: str
+    model: str
+    most: int
+
+
+def write_message(call: Call, utterances: Sequence[Utterance]) -> dict[str, Any]:
+    last = utterances[-1]
+    content = [block(item) for item in whole(utterances)]
+    return message(call, content, usage(last.usage, last.thought_tokens)) | ending(call, last)
+
+
+class Events:
+    """The events of one message as it is written, to a prompt of `length` tokens."""
+
+    def __init__(self, call: Call, length: int) -> None:
+        self.call, self.length, self.items = call, length, Items()
+
+    def start(self) -> Iterator[dict[str, Any]]:
+        """How much of the prompt was found in the cache is said at the end."""
+        yield {"type": "message_start", "message": message(self.call, [], usage(Usage(self.length)))}
+        yield PING
+
+    def chunks(self, utterance: Utterance) -> Iterator[dict[str, Any]]:
+        for happening in self.items.push(utterance):
+            yield from told(happening)
+        if utterance.finish:
+            cost = usage(utterance.usage, utterance.thought_tokens)
+            yield {"type": "message_delta", "delta": ending(self.call, utterance), "usage": cost}
+            yield {"type": "message_stop"}
+
+
+def write_count(tokens: int) -> dict[str, int]:
+    return {"input_tokens": tokens}
+
+
+def message(call: Call, content: list[dict[str, Any]], cost: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "id": call.id,
+        "type": "message",
+        "role": "assistant",
+        "model": call.model,
+        "content": content,
+        "stop_reason": None,
+        "stop_sequence": None,
+        "usage": {**cost, "service_tier": "standard"},
+    }
+
+
+def told(happening: Happening) -> Iterator[dict[str, Any]]:
+    place = {"index": happening.item.index}
+    match happening:
+        case Begun(item):
+            yield {"type": "content_block_start", **place, "content_block": block(replace(item, text=""))}
+        case More(item, text):
+            yield {"type": "content_block_delta", **place, "delta": delta(item, text)}
+        case Ended(item):
+            if item.kind == "thought":
+                signature = {"type": "signature_delta", "signature": ""}
+                yield {"type": "content_block_delta", **place, "delta": signature}
+            yield {"type": "content_block_stop", **place}
+
+
+def delta(item: Item, text: str) -> dict[str, Any]:
+    match item.kind:
+        case "thought":
+            return {"type": "thinking_delta", "thinking": text}
+        case "words":
+            return {"type": "text_delta", "text": text}
+        case "call":
+            return {"type": "input_json_delta", "partial_json": text}
+
+
+def block(item: Item) -> dict[str, Any]:
+    """Nothing is signed here."""
+    match item.kind:
+        case "thought":
+            return {"type": "thinking", "thinking": item.text, "signature": ""}
+        case "words":
+            return {"type": "text", "text": item.text, "citations": None}
+        case "call":
+            return {"type": "tool_use", "id": item.id, "name": item.name, "input": arguments(item.text)}
+
+
+def arguments(text: str) -> dict[str, Any]:
+    """As far as they were written, where the answer ended in the middle of them."""
+    try:
+        read = from_json(text, allow_partial=True)
+    except ValueError:
+        return {}
+    return read if isinstance(read, dict) else {}
+
+
+def ending(call: Call, last: Utterance) -> dict[str, Any]:
+    match last.finish:
+        case "calls":
+            return {"stop_reason": "tool_use", "stop_sequence": None}
+        case "length":
+            full = last.usage.completion_tokens < call.most
+            return {"stop_reason": "model_context_window_exceeded" if full else "max_tokens", "stop_sequence": None}
+        case _ if isinstance(last.stop, str) and last.stop:
+            return {"stop_reason": "stop_sequence", "stop_sequence": last.stop}
+        case _:
+            return {"stop_reason": "end_turn", "stop_sequence": None}
+
+
+def usage(cost: Usage, thought: int = 0) -> dict[str, Any]:
+    """What was found in the cache is counted by itself; writing to it costs nothing."""
+    return {
+        "input_tokens": cost.prompt_tokens - cost.cached_tokens,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cost.cached_tokens,
+        "output_tokens": cost.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": thought},
+    }
+
+
+def write_error(error: PolyheadError) -> dict[str, Any]:
+    return {"type": "error", "error": {"type": error_type(error.status), "message": error.message}}
+
+
+def error_type(status: int) -> str:
+    return ERRORS.get(status, "api_error" if status >= 500 else "invalid_request_error")

@@ -1,0 +1,1 @@
+"""Explanations of answers, under /v1/explain."""

@@ -1,0 +1,1 @@
+"""Hugging Face's inference tasks, under /models/{name}."""

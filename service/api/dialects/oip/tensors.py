@@ -1,0 +1,167 @@
+"""Tensors of the Open Inference Protocol: what is in a body beside and in its JSON, to texts and back.
+
+Knows no model and no engine.  The one idea: shape, datatype and size of a tensor are held against each other before
+anything is made of its data, and every complaint names the tensor.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ....core.errors import BadRequest
+from ...shared.dialect import quoted
+from ...shared.streaming import dumps_sliced
+
+HEADER = "Inference-Header-Content-Length"  # how many bytes of a body are JSON; the rest are tensors
+WHOLE = re.compile("[0-9]{1,12}")  # a number of bytes
+LENGTH = 4  # bytes before each string, little-endian
+
+Datatype = Literal["BYTES", "FP32"]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """An input as it came: `data` in JSON, or `raw` bytes."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Any
+    raw: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """An output, row after row."""
+
+    name: str
+    datatype: Datatype
+    shape: tuple[int, ...]
+    values: Sequence[float] | Sequence[str] | NDArray[np.float64]
+
+    @property
+    def raw(self) -> bytes:
+        if self.datatype == "FP32":
+            return np.asarray(self.values, "<f4").tobytes()
+        return b"".join(lengthy(str(value).encode()) for value in self.values)
+
+
+def lengthy(value: bytes) -> bytes:
+    return len(value).to_bytes(LENGTH, "little") + value
+
+
+# Inputs
+
+
+def split(body: bytes | bytearray, header: str) -> tuple[bytes | bytearray, bytes]:
+    """The JSON of a body and what follows it."""
+    if not header:
+        return body, b""
+    if not WHOLE.fullmatch(header) or int(header) > len(body):
+        message = f"{HEADER}: must be at most the {len(body)} bytes of the body, got {header[:60]!r}"
+        raise BadRequest(message, param=HEADER)
+    return body[: int(header)], bytes(memoryview(body)[int(header) :])
+
+
+def parts(rest: bytes, sizes: Sequence[tuple[str, int]]) -> dict[str, bytes]:
+    """`rest` cut into the named tensors, one after the other."""
+    announced = sum(size for _, size in sizes)
+    if announced != len(rest):
+        message = f"inputs: their binary_data_size come to {announced} bytes, {len(rest)} follow the JSON"
+        raise BadRequest(message, param="inputs")
+    found, start = {}, 0
+    for name, size in sizes:
+        found[name] = rest[start : start + size]
+        start += size
+    return found
+
+
+def texts(tensor: Given, most: int) -> list[str]:
+    """The strings of a tensor [N] or [N, 1], at most so many."""
+    count = texts_in(tensor, most)
+    if tensor.raw is None:
+        return flat(tensor, count)
+    return [decoded(tensor, index, value) for index, value in enumerate(strings(tensor, tensor.raw, count))]
+
+
+def texts_in(tensor: Given, most: int) -> int:
+    if tensor.datatype != "BYTES":
+        raise complaint(tensor, f"datatype must be BYTES, got {quoted(tensor.datatype)}")
+    if len(tensor.shape) not in (1, 2) or tensor.shape[1:] not in ((), (1,)):
+        raise complaint(tensor, f"shape must be [N] or [N, 1], got {quoted(list(tensor.shape))}")
+    if not 1 <= tensor.shape[0] <= most:
+        raise complaint(tensor, f"must be 1 to {most} texts, its shape says {tensor.shape[0]}")
+    return tensor.shape[0]
+
+
+def flat(tensor: Given, count: int) -> list[str]:
+    """What JSON has, as one list or in rows of one."""
+    data = tensor.data
+    if not isinstance(data, list):
+        raise complaint(tensor, "data must be a list, or follow the JSON with a binary_data_size")
+    if len(data) != count:
+        raise complaint(tensor, f"shape says {count} texts, data has {len(data)}")
+    found = [item[0] if isinstance(item, list) and len(item) == 1 else item for item in data]
+    for index, item in enumerate(found):
+        if not isinstance(item, str):
+            raise complaint(tensor, f"must be a string, got {quoted(item)}", index)
+    return found
+
+
+def strings(tensor: Given, raw: bytes, count: int) -> Iterator[bytes]:
+    """Each with its length before it."""
+    start = 0
+    for index in range(count):
+        end = start + LENGTH + int.from_bytes(raw[start : start + LENGTH], "little")
+        if start + LENGTH > len(raw) or end > len(raw):
+            raise complaint(tensor, f"its binary data of {len(raw)} bytes end inside this text", index)
+        yield raw[start + LENGTH : end]
+        start = end
+    if start != len(raw):
+        raise complaint(tensor, f"shape says {count} texts, {len(raw) - start} bytes are left after them")
+
+
+def decoded(tensor: Given, index: int, value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise complaint(tensor, "is not UTF-8", index) from None
+
+
+def complaint(tensor: Given, message: str, index: int = -1) -> BadRequest:
+    where = tensor.name if index < 0 else f"{tensor.name}[{index}]"
+    return BadRequest(f"{where}: {message}", param=where)
+
+
+# Outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """What is sent: JSON, and the `binary` tensors after it."""
+
+    content: bytes
+    json_bytes: int
+    binary: bool
+
+
+def written(envelope: dict[str, Any], tensors: Sequence[Tensor], binary: frozenset[str]) -> Body:
+    """A response with `tensors`, those named `binary` after the JSON."""
+    raws = {tensor.name: tensor.raw for tensor in tensors if tensor.name in binary}
+    outputs = [output(tensor, raws) for tensor in tensors]
+    described = b",".join(map(dumps_sliced, outputs))  # one by one: each may be large
+    text = b'%s,"outputs":[%s]}' % (dumps_sliced(envelope)[:-1], described)
+    return Body(b"".join((text, *raws.values())), len(text), bool(raws))
+
+
+def output(tensor: Tensor, raws: dict[str, bytes]) -> dict[str, Any]:
+    assert math.prod(tensor.shape) == len(tensor.values), "a tensor is as large as its shape"
+    described = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+    if tensor.name in raws:
+        return described | {"parameters": {"binary_data_size": len(raws[tensor.name])}}
+    return described | {"data": tensor.values}

@@ -1,0 +1,1 @@
+"""OpenAI's dialect: completions, chat, embeddings and models, under /v1."""

@@ -1,0 +1,131 @@
+"""The messages of OpenAI's chat, and what templates are given of them.
+
+Knows no model and no answer.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from ....core.errors import BadRequest
+from ...shared.dialect import Wire, at_most
+from ...shared.json_body import read_arguments
+from ...shared.tagged_unions import said_type
+
+MOST_MESSAGES, MOST_PARTS, MOST_CALLS = 4096, 256, 128
+
+NOT_FOR_MESSAGES: Mapping[str, tuple[Any, ...]] = {
+    "function_call": (),
+    "audio": (),
+    "annotations": ([],),
+}
+
+
+class CacheBreakpoint(Wire):
+    """Harmless: every beginning that comes again is found."""
+
+    mode: Literal["explicit"] = "explicit"
+    ttl: Literal["30m", "12h"] = "30m"
+
+
+class TextPart(Wire):
+    """Pictures, sounds and files are refused by the name of their type."""
+
+    type: Literal["text", "refusal"]
+    text: str = ""
+    refusal: str = ""
+    prompt_cache_breakpoint: CacheBreakpoint = CacheBreakpoint()
+
+    @model_validator(mode="before")
+    @classmethod
+    def is_text(cls, value: Any) -> Any:
+        kind = said_type(value)
+        if kind and kind not in ("text", "refusal"):
+            raise PydanticCustomError("unsupported", "is not supported", {"field": "type", "value": kind})
+        if not kind or not isinstance(value.get(kind), str):
+            raise PydanticCustomError("described", "must be {sentence}", {"sentence": "an object with a type and text"})
+        return value
+
+
+def parts(content: Any) -> Any:
+    """A string is short for one part of text."""
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    if isinstance(content, list):
+        return content
+    raise PydanticCustomError("described", "must be {sentence}", {"sentence": "a string or a list of text parts"})
+
+
+Parts = Annotated[list[TextPart], Field(fail_fast=True), BeforeValidator(parts), at_most(MOST_PARTS)]
+
+
+class CalledFunction(Wire):
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(Wire):
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int = 0  # harmless: streams have it, and some clients send it back
+
+
+class Message(Wire):
+    unsupported: ClassVar[Mapping[str, tuple[Any, ...]]] = NOT_FOR_MESSAGES
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Parts = Field(default_factory=list)
+    name: str = ""
+    tool_call_id: str = ""
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True), at_most(MOST_CALLS)] = Field(default_factory=list)
+    refusal: str = ""
+    reasoning_content: str = ""
+    reasoning: str = ""
+
+
+Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MOST_MESSAGES)]
+OF_ANSWERS = ("tool_calls", "refusal", "reasoning_content", "reasoning")
+
+
+def spoken(message: Message, place: str) -> dict[str, Any]:
+    """As templates know messages; they know developers as the system.  `place` is the wire's name for it."""
+    check(message, place)
+    role = "system" if message.role == "developer" else message.role
+    texts = [part.text or part.refusal for part in message.content] or [message.refusal]
+    calls = [called(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(message.tool_calls)]
+    more = {
+        "name": message.name,
+        "tool_call_id": message.tool_call_id,
+        "tool_calls": calls,
+        "reasoning_content": message.reasoning_content or message.reasoning,
+    }
+    return {"role": role, "content": "\n".join(texts)} | {key: value for key, value in more.items() if value}
+
+
+def check(message: Message, place: str) -> None:
+    told = message.model_fields_set
+    if message.role != "assistant":
+        wrong = next((f"{place}.{name}" for name in OF_ANSWERS if getattr(message, name)), "")
+        if wrong:
+            raise BadRequest(f"{wrong}: only in messages of the assistant", param=wrong)
+    if "content" not in told and not (message.tool_calls or message.refusal):
+        raise BadRequest(f"{place}.content: is required", param=f"{place}.content")
+
+
+def called(call: ToolCall, place: str) -> dict[str, Any]:
+    """Templates want the arguments as an object."""
+    arguments = call.function.arguments
+    if isinstance(arguments, str):
+        arguments = read_arguments(arguments, f"{place}.function.arguments")
+    function = {"name": call.function.name, "arguments": arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def check_last(messages: Sequence[Message]) -> None:
+    """Whether the last one can be gone on with."""
+    if messages[-1].role != "assistant" or messages[-1].tool_calls:
+        said = "only where the last message is text of the assistant"
+        raise BadRequest(f"continue_final_message: {said}", param="continue_final_message")

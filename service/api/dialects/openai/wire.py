@@ -1,0 +1,179 @@
+"""What the OpenAI dialect is asked: its wire objects, and the pure `read` of each.
+
+Knows no engine and no answer.  The one idea: a field of the real API is done, or harmless, or refused by name at any
+value that asks for something (the tables below); nothing that would change the answer is accepted and ignored.
+"""
+
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from ....core.errors import BadRequest
+from ....explain.explain_request import Why
+from ....text.chat_prompt import Talk
+from ....text.inputs import Reading
+from ....text.prompts import Chat, Continuation
+from ...shared.dialect import (
+    Count,
+    Neutral,
+    TextsOrIds,
+    Wire,
+    Work,
+    at_most,
+    between,
+    several,
+)
+from ...shared.explain_options import Explaining, why_of
+from ...shared.openai_sampling import Sampled, continuation
+from .chat_messages import Messages, check_last, spoken
+from .tools import (
+    AUTO,
+    Choice,
+    Thinks,
+    ToolList,
+    read_reasoning,
+    read_tools,
+)
+
+MOST_VARIABLES, MOST_DOCUMENTS = 64, 1024
+
+# fields of the real API that this server does not do -> the values at which they ask for nothing
+NOT_FOR_COMPLETIONS: Neutral = {
+    **Sampled.unsupported,
+    "suffix": ("",),
+}
+NOT_FOR_CHAT: Neutral = {
+    **Sampled.unsupported,
+    "echo": (False,),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "moderation": (),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+    "chat_template": (),  # a program: only checkpoints bring those
+    "add_special_tokens": (False,),  # the template writes them
+    "separate_reasoning": (True,),
+    "stream_reasoning": (True,),
+}
+
+
+MOST_TOKENS = 16  # of a completion whose request does not say, as OpenAI's and vLLM's servers have it
+
+
+class CompletionRequest(Sampled):
+    unsupported: ClassVar[Neutral] = NOT_FOR_COMPLETIONS
+
+    prompt: TextsOrIds
+    echo: bool = False
+    max_tokens: Annotated[int, between(0, (1 << 31) - 1)] = -1  # 0, which is the prompt alone, only with echo
+    logprobs: Annotated[int, between(0, 20)] = -1
+    explain: Explaining | None = None
+
+    def why(self) -> Why | None:
+        """Raises BadRequest where there is not one answer that is whole."""
+        if self.explain is None:
+            return None
+        alone = {"stream": not self.stream, "n": self.n == 1, "prompt": len(several(self.prompt)) == 1}
+        if wrong := [name for name, fits in alone.items() if not fits]:
+            raise BadRequest(f"explain: one answer, whole, is explained: not with this {wrong[0]}", param="explain")
+        return why_of(self.explain)
+
+
+GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "continue_final_message")
+
+
+def variables(value: Any) -> Any:
+    """What a template is given by fields of their own cannot be given again."""
+    if isinstance(value, dict) and not value.keys().isdisjoint(GIVEN):
+        sentence = f"an object without the names of fields ({', '.join(GIVEN)})"
+        raise PydanticCustomError("described", "must be {sentence}", {"sentence": sentence})
+    return value
+
+
+Variables = Annotated[dict[str, Any], BeforeValidator(variables), at_most(MOST_VARIABLES)]
+Documents = Annotated[list[dict[str, Any]], Field(fail_fast=True), at_most(MOST_DOCUMENTS)]
+
+
+class PromptCacheOptions(Wire):
+    """Harmless: every beginning that is asked for again is found, as long as there is room for it."""
+
+    mode: Literal["implicit", "explicit"] = "implicit"
+    ttl: Literal["30m"] = "30m"
+
+
+class ChatRequest(Sampled, Thinks):
+    unsupported: ClassVar[Neutral] = NOT_FOR_CHAT
+
+    messages: Messages
+    max_completion_tokens: Count = 0
+    logprobs: bool = False
+    top_logprobs: Annotated[int, between(0, 20)] = 0
+    tools: ToolList = Field(default_factory=list)
+    tool_choice: Choice = AUTO
+    parallel_tool_calls: bool = True
+    include_reasoning: bool = True
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
+    documents: Documents = Field(default_factory=list)
+    chat_template_kwargs: Variables = Field(default_factory=dict)
+    prompt_cache_options: PromptCacheOptions = PromptCacheOptions()
+
+
+class EmbeddingRequest(Work):
+    model: str
+    input: TextsOrIds
+    dimensions: Count = 0
+    encoding_format: Literal["float", "base64"] = "float"
+    user: str = ""
+
+
+# What is asked
+
+
+def read_completion(wire: CompletionRequest) -> Continuation:
+    if not wire.max_tokens and not wire.echo:
+        raise BadRequest("max_tokens: must be at least 1, or 0 together with echo: true, got 0", param="max_tokens")
+    told = wire.logprobs if wire.explain is None else max(wire.logprobs, 0)  # which tokens it is made of
+    asked = continuation(wire, "prompt", several(wire.prompt), max(wire.max_tokens, 0), told)
+    scores = {wire.logprobs if wire.echo else -1, wire.prompt_logprobs} - {-1}
+    if len(scores) > 1:
+        message = "prompt_logprobs: with echo, logprobs says how many there are of the prompt, too; the two differ"
+        raise BadRequest(message, param="prompt_logprobs")
+    scoring = not wire.max_tokens
+    return replace(asked, usual=MOST_TOKENS, scoring=scoring, prompt_logprobs=max(scores, default=-1))
+
+
+def read_chat(wire: ChatRequest) -> Talk:
+    if wire.top_logprobs and not wire.logprobs:
+        raise BadRequest("top_logprobs: only together with logprobs: true", param="top_logprobs")
+    limits = {wire.max_tokens, wire.max_completion_tokens} - {0}
+    if len(limits) > 1:
+        message = "max_tokens: is the older name of max_completion_tokens; the two differ, give one"
+        raise BadRequest(message, param="max_tokens")
+    logprobs = wire.top_logprobs if wire.logprobs else -1
+    asked = continuation(wire, "messages", (conversation(wire),), max(limits, default=0), logprobs)
+    tools = read_tools(wire.tools, wire.tool_choice, parallel=wire.parallel_tool_calls)
+    return Talk(asked, tools, read_reasoning(wire))
+
+
+def conversation(wire: ChatRequest) -> Chat:
+    if wire.continue_final_message:
+        check_last(wire.messages)
+        if "add_generation_prompt" in wire.model_fields_set and wire.add_generation_prompt:
+            said = "not together with continue_final_message: the answer has begun"
+            raise BadRequest(f"add_generation_prompt: {said}", param="add_generation_prompt")
+    return Chat(
+        messages=tuple(spoken(message, f"messages[{index}]") for index, message in enumerate(wire.messages)),
+        variables=wire.chat_template_kwargs | ({"documents": wire.documents} if wire.documents else {}),
+        continued=wire.continue_final_message,
+        opened=wire.add_generation_prompt,
+    )
+
+
+def read_embedding(wire: EmbeddingRequest) -> Reading:
+    return Reading(field="input", inputs=several(wire.input), dimensions=wire.dimensions)

@@ -1,0 +1,1 @@
+"""Reranking as Cohere and Jina have it, under /v1/rerank."""

@@ -1,0 +1,170 @@
+"""From the items of a conversation, as OpenAI's responses have them, to messages as templates know them.
+
+Knows no engine and no answer.  The one idea: what the assistant thought, said and called, one after the other, is one
+message of the assistant.
+"""
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any, Literal
+
+from ....core.errors import BadRequest
+from ....core.request import Sampling
+from ....text.chat_prompt import Reasoning as Thinks
+from ....text.chat_prompt import Talk, Tools
+from ....text.prompts import Chat, Continuation
+from ...shared.dialect import Wire
+from ...shared.json_body import read_arguments
+from ...shared.response_formats import grammar_of
+from ...shared.tool_options import EFFORTS, check_tools, tool
+from .wire import (
+    LOGPROBS,
+    AllowedTools,
+    AnyTool,
+    ChosenTool,
+    FunctionCall,
+    FunctionOutput,
+    Item,
+    Message,
+    Part,
+    Reasoning,
+    ResponseRequest,
+)
+
+Choice = Literal["none", "auto", "required"]
+
+
+def read_response(wire: ResponseRequest) -> Talk:
+    scored = LOGPROBS in wire.include
+    if wire.top_logprobs and not scored:
+        raise BadRequest(f'top_logprobs: only together with include: ["{LOGPROBS}"]', param="top_logprobs")
+    if "stream_options" in wire.model_fields_set and not wire.stream:
+        raise BadRequest("stream_options: only together with stream: true", param="stream_options")
+    asked = Continuation(
+        field="input",
+        prompts=(Chat(tuple(spoken(wire))),),
+        sampling=Sampling(temperature=wire.temperature, top_p=wire.top_p),
+        max_tokens=wire.max_output_tokens,
+        limit="max_output_tokens",
+        logprobs=wire.top_logprobs if scored else -1,
+        grammar=grammar_of(wire.text.format, "text.format"),
+    )
+    return Talk(asked, tools(wire), reasoning(wire))
+
+
+def tools(wire: ResponseRequest) -> Tools:
+    offered = (
+        tool(each.name, each.description, each.parameters, f"tools[{index}].parameters")
+        for index, each in enumerate(wire.tools)
+    )
+    choice, only, named = chosen(wire.tool_choice)
+    return check_tools(Tools(tuple(offered), choice, only, wire.parallel_tool_calls), named)
+
+
+def chosen(choice: AnyTool | ChosenTool | AllowedTools) -> tuple[Choice, frozenset[str], str]:
+    """What may or must be called, which tools alone, and where that stands."""
+    match choice:
+        case AnyTool(type=kind):
+            return kind, frozenset(), "tool_choice"
+        case ChosenTool(name=name):
+            return "required", frozenset({name}), "tool_choice.name"
+        case AllowedTools(mode=mode, tools=allowed):
+            return mode, frozenset(each.name for each in allowed), "tool_choice.tools"
+
+
+def reasoning(wire: ResponseRequest) -> Thinks:
+    effort = wire.reasoning.effort
+    mode: Literal["", "on", "off"] = "off" if effort == "none" else "on" if effort else ""
+    return Thinks(mode, EFFORTS.get(effort, -1), effort, "reasoning.effort")
+
+
+def spoken(wire: ResponseRequest) -> list[dict[str, Any]]:
+    """BadRequest names what stands where it cannot."""
+    names: dict[str, str] = {}
+    messages = [{"role": "system", "content": wire.instructions}] if wire.instructions else []
+    places = enumerate(wire.input)
+    for assistant, run in groupby(places, key=lambda place: by_assistant(place[1])):
+        items = list(run)
+        names |= {item.call_id: item.name for _, item in items if isinstance(item, FunctionCall)}
+        if assistant:
+            messages.append(answered(items))
+        else:
+            messages += [given(item, f"input[{index}]", names) for index, item in items]
+    if messages[-1].get("tool_calls"):
+        raise BadRequest("input: its end calls tools, and nothing says what came of it", param="input")
+    while len(messages) > 1 and messages[0]["role"] == messages[1]["role"] == "system":  # templates know one
+        messages[0]["content"] += "\n" + messages.pop(1)["content"]
+    return messages
+
+
+def by_assistant(item: Item) -> bool:
+    return isinstance(item, FunctionCall | Reasoning) or (isinstance(item, Message) and item.role == "assistant")
+
+
+def given(item: Item, where: str, names: dict[str, str]) -> dict[str, Any]:
+    """Templates know developers as the system."""
+    if isinstance(item, Message):
+        return {"role": "system" if item.role == "developer" else item.role, "content": joined(item.content)}
+    assert isinstance(item, FunctionOutput), "the rest is the assistant's"
+    if item.call_id not in names:
+        field = f"{where}.call_id"
+        raise BadRequest(f"{field}: no function_call before it has the id {item.call_id[:60]!r}", param=field)
+    called = {"tool_call_id": item.call_id, "name": names[item.call_id]}
+    return {"role": "tool", "content": joined(item.output), **called}
+
+
+def answered(run: Sequence[tuple[int, Item]]) -> dict[str, Any]:
+    said = [joined(item.content) for _, item in run if isinstance(item, Message)]
+    thoughts = [thought(item) for _, item in run if isinstance(item, Reasoning)]
+    calls = [called(item, f"input[{index}]") for index, item in run if isinstance(item, FunctionCall)]
+    message = {"role": "assistant", "content": "\n".join(said)}
+    thoughts = [text for text in thoughts if text]
+    return (
+        message
+        | ({"reasoning_content": "\n".join(thoughts)} if thoughts else {})
+        | ({"tool_calls": calls} if calls else {})
+    )
+
+
+def called(item: FunctionCall, where: str) -> dict[str, Any]:
+    arguments = read_arguments(item.arguments, f"{where}.arguments")
+    return {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": arguments}}
+
+
+def thought(item: Reasoning) -> str:
+    return "\n".join(part.text for part in item.content or item.summary)
+
+
+def joined(parts: Sequence[Part]) -> str:
+    return "\n".join(part.text for part in parts)
+
+
+def repeated(wire: ResponseRequest) -> dict[str, Any]:
+    """What a response says of how it was asked for."""
+    return {
+        "model": wire.model,
+        "instructions": wire.instructions or None,
+        "max_output_tokens": wire.max_output_tokens or None,
+        "max_tool_calls": wire.max_tool_calls or None,
+        "temperature": wire.temperature,
+        "top_p": wire.top_p,
+        "top_logprobs": wire.top_logprobs,
+        "text": {"format": as_said(wire.text.format), "verbosity": "medium"},
+        "tools": [as_said(tool) for tool in wire.tools],
+        "tool_choice": wire.tool_choice.type if isinstance(wire.tool_choice, AnyTool) else as_said(wire.tool_choice),
+        "parallel_tool_calls": wire.parallel_tool_calls,
+        "reasoning": {"effort": wire.reasoning.effort or None, "summary": None},
+        "truncation": "disabled",
+        "background": False,
+        "store": False,
+        "previous_response_id": None,
+        "service_tier": "default",
+        "metadata": wire.metadata,
+        "prompt_cache_key": wire.prompt_cache_key or None,
+        "safety_identifier": wire.safety_identifier or None,
+        "user": wire.user or None,
+    }
+
+
+def as_said(wire: Wire) -> dict[str, Any]:
+    return wire.model_dump(by_alias=True, exclude_unset=True)

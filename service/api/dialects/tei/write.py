@@ -1,0 +1,162 @@
+"""How text-embeddings-inference answers.  Its token offsets count bytes of UTF-8."""
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+from polyhead.models.tokenizer import Encoding
+
+from ....config.settings import Settings
+from ....core.errors import (
+    BadRequest,
+    EmptyInput,
+    Expired,
+    Overloaded,
+    PolyheadError,
+    StepFailed,
+    Stopped,
+    TooLong,
+    TooMany,
+    Unavailable,
+    WrongTask,
+)
+from ....core.model import Model
+from ....core.version import VERSION
+from ...shared.encoding_calls import Writing, most_labels, most_numbers
+from ...shared.head_options import MOST_STOPS
+from ...shared.hf_generation import MOST_TRIES
+from ...shared.pipeline_outputs import ranked
+from ...shared.streaming import dumps_sliced, float32
+from .wire import PredictRequest, RerankRequest, is_one
+
+
+def write_error(error: PolyheadError) -> dict[str, Any]:
+    return {"error": error.message, "error_type": error_type(error)}
+
+
+def error_type(error: PolyheadError) -> str:
+    match error:
+        case EmptyInput():
+            return "Empty"
+        case Overloaded():
+            return "Overloaded"
+        case Unavailable() | Stopped():
+            return "Unhealthy"
+        case StepFailed() | Expired() | WrongTask():
+            return "Backend"
+        case _:
+            return "Validation"
+
+
+def status(error: PolyheadError) -> int:
+    """A body that is no such object is 422, one that is too much is 413; what the model cannot do, or fails at, 424."""
+    match error:
+        case StepFailed() | WrongTask():
+            return 424
+        case TooLong() | TooMany():
+            return 413
+        case BadRequest(param=param) if param and not isinstance(error, EmptyInput):
+            return 422
+        case _:
+            return error.status
+
+
+def write_predict(labels: Sequence[str], wire: PredictRequest) -> Writing:
+    return Writing(
+        one=lambda answer: ranked(labels, answer.values),
+        alone=is_one(wire),
+        most=most_labels(labels),
+        error=write_error,
+    )
+
+
+def write_rerank(wire: RerankRequest, values: Sequence[float]) -> list[dict[str, Any]]:
+    ranks = [
+        {"index": index, "score": score} | ({"text": text} if wire.return_text else {})
+        for index, (text, score) in enumerate(zip(wire.texts, values, strict=True))
+    ]
+    return sorted(ranks, key=lambda rank: -rank["score"])
+
+
+def write_tokenize(texts: Sequence[str], encodings: Sequence[Encoding]) -> list[bytes]:
+    """JSON, in parts: a list of tokens for each text."""
+    parts = list[bytes]()
+    for each in zip(texts, encodings, strict=True):
+        parts += (b"," if parts else b"[", dumps_sliced(tokens(*each)))
+    return [*parts, b"]"] if parts else [b"[]"]
+
+
+def tokens(text: str, encoding: Encoding) -> Iterator[dict[str, Any]]:
+    borders = [0, *accumulate(len(char.encode()) for char in text)]  # characters to bytes
+    last = len(text)
+    for id, piece, special, (start, stop) in zip(
+        encoding.ids, encoding.pieces, encoding.special, encoding.offsets, strict=True
+    ):
+        start, stop = min(start, last), min(stop, last)  # a suffix of the vocabulary's own is no part of the text
+        place = {"start": None, "stop": None} if special else {"start": borders[start], "stop": borders[stop]}
+        yield {"id": id, "text": piece if special else text[start:stop], "special": special, **place}
+
+
+def write_info(model: Model, settings: Settings) -> dict[str, Any]:
+    return {
+        "model_id": model.source,
+        "model_sha": None,
+        "model_dtype": model.dtype,
+        "served_model_name": model.name,
+        "model_type": model_type(model),
+        "max_concurrent_requests": settings.max_requests,
+        "max_input_length": model.max_tokens,
+        "max_batch_tokens": settings.encoder_step_tokens,
+        "max_batch_requests": None,
+        "max_client_batch_size": settings.max_batch_texts,
+        "auto_truncate": False,
+        "tokenization_workers": settings.tokenizer_threads,
+        "version": VERSION,
+        "sha": None,
+        "docker_label": None,
+    } | (generating(model, settings) if model.task == "generate" else {})
+
+
+def generating(model: Model, settings: Settings) -> dict[str, Any]:
+    """What text-generation-inference says beside that."""
+    return {
+        "model_pipeline_tag": "text2text-generation" if model.customs else "text-generation",
+        "max_best_of": MOST_TRIES,
+        "max_stop_sequences": MOST_STOPS,
+        "max_input_tokens": model.max_tokens - 1,
+        "max_total_tokens": model.max_tokens,
+        "validation_workers": settings.tokenizer_threads,
+        "router": "polyhead",
+    }
+
+
+def model_type(model: Model) -> dict[str, Any]:
+    labels = {
+        "id2label": {str(index): label for index, label in enumerate(model.labels)},
+        "label2id": {label: index for index, label in enumerate(model.labels)},
+    }
+    match model.task:
+        case "classify":
+            return {"classifier": labels}
+        case "rank":
+            return {"reranker": labels}
+        case "embed":
+            return {"embedding": {"pooling": model.pooling, "width": model.width}}
+        case "generate":
+            return {"generator": {}}
+        case "tag":
+            return {"token_classifier": labels}
+        case "span":
+            return {"question_answerer": {}}
+        case "fill":
+            return {"mask_filler": {}}
+
+
+def write_vectors(model: Model) -> Writing:
+    return Writing(one=lambda answer: float32(answer.values), error=write_error, most=most_numbers(model.width))
+
+
+STATES = Writing(one=lambda answer: float32(answer.rows), error=write_error)  # [T, W]
+WEIGHTS = Writing(
+    one=lambda answer: ({"index": token, "value": weight} for token, weight in answer.words), error=write_error
+)

@@ -1,0 +1,1 @@
+"""Tokens of prompts and texts, in vLLM's words: /tokenize and /detokenize."""

@@ -1,0 +1,1 @@
+"""HTTP/1.1 on a socket: heads, bodies, connections and their limits."""

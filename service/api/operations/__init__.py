@@ -1,0 +1,1 @@
+"""Routes for operators: health, metrics, administration, and the pages for people."""

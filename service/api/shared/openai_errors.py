@@ -1,0 +1,31 @@
+"""What OpenAI's dialects write alike: an error, and a token with its log-probability.
+
+Knows no wire object.
+"""
+
+from typing import Any
+
+from ...core.errors import NotFound, PolyheadError
+from ...text.detokenizer import Scored
+
+
+def scored(token: Scored) -> dict[str, Any]:
+    return {"token": token.text, "logprob": token.logprob, "bytes": list(token.data)}
+
+
+def write_error(error: PolyheadError) -> dict[str, Any]:
+    of_model = isinstance(error, NotFound) and error.param == "model"
+    return {
+        "error": {
+            "message": error.message,
+            "type": error_type(error.status),
+            "param": error.param or None,
+            "code": "model_not_found" if of_model else error.code,
+        }
+    }
+
+
+def error_type(status: int) -> str:
+    if status >= 500:
+        return "server_error"
+    return "rate_limit_error" if status == 429 else "invalid_request_error"

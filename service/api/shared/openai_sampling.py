@@ -1,0 +1,167 @@
+"""How answers are to be drawn, in the names of the OpenAI API and of those who extend it (vLLM's).
+
+Knows no engine.  What completions and chat have in common, and the one way from it to a Continuation.
+"""
+
+from typing import Annotated, Any, ClassVar
+
+from pydantic import BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from ...core.errors import BadRequest
+from ...core.request import Beams, Sampling
+from ...text.prompts import Continuation, Prompt
+from .dialect import (
+    Count,
+    Neutral,
+    TokenId,
+    Wire,
+    at_most,
+    between,
+)
+from .head_options import INT64, Stops
+from .response_formats import Formed, form
+
+MOST_BIASED, MOST_WORDS, LONGEST_WORD = 4096, 1024, 256
+MOST_ANSWERS, MOST_BEAMS = 128, 64
+
+
+def numbered(value: Any) -> Any:
+    """The tokens of a bias come as the names of an object's fields.  Raises for another spelling of a number than the
+    shortest: "0" and "00" would be two biases of one token."""
+    if not isinstance(value, dict):
+        return value
+    for name in value:
+        if not (name.isascii() and name.isdecimal() and len(name) < 10 and name == str(int(name))):
+            sentence = {"sentence": f"an object from token ids to numbers; {name[:40]!r} is no token id"}
+            raise PydanticCustomError("described", "must be {sentence}", sentence)
+    return {int(name): bias for name, bias in value.items()}
+
+
+Bias = Annotated[dict[int, Annotated[float, between(-100, 100)]], BeforeValidator(numbered), at_most(MOST_BIASED)]
+Tokens = Annotated[list[TokenId], Field(fail_fast=True), at_most(1 << 18)]
+Word = Annotated[str, Field(min_length=1, max_length=LONGEST_WORD)]
+Penalty = Annotated[float, between(-2, 2)]
+
+
+class StreamOptions(Wire):
+    include_usage: bool = False
+    include_obfuscation: bool = False  # harmless: there is nothing to hide the length of tokens from
+
+
+class Sampled(Formed):
+    """What completions and chat have in common."""
+
+    unsupported: ClassVar[Neutral] = {
+        "store": (False,),
+        "logits_processors": ([],),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "skip_special_tokens": (True,),
+        "spaces_between_special_tokens": (True, False),  # there are none to stand between
+        "truncate_prompt_tokens": (),
+    }
+
+    model: str
+    n: Annotated[int, between(1, MOST_ANSWERS)] = 1
+    best_of: Annotated[int, between(1, MOST_ANSWERS)] = 0
+    max_tokens: Count = 0
+    min_tokens: Annotated[int, between(0, (1 << 31) - 1)] = 0
+    temperature: Annotated[float, between(0, 2)] = 1.0
+    top_p: Annotated[float, between(0, 1)] = 1.0
+    top_k: Annotated[int, between(-1, (1 << 31) - 1)] = 0
+    min_p: Annotated[float, between(0, 1)] = 0.0
+    typical_p: Annotated[float, between(0.001, 1)] = 1.0
+    frequency_penalty: Penalty = 0.0
+    presence_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, between(0.01, 100)] = 1.0
+    logit_bias: Bias = Field(default_factory=dict)
+    allowed_token_ids: Tokens = Field(default_factory=list)
+    bad_words: Annotated[list[Word], Field(fail_fast=True), at_most(MOST_WORDS)] = Field(default_factory=list)
+    seed: Annotated[int, between(-INT64, INT64 - 1)] = 0
+    stop: Stops = Field(default_factory=list)
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=1024)] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    use_beam_search: bool = False  # best_of wide
+    length_penalty: Annotated[float, between(-100, 100)] = 1.0
+    early_stopping: bool = False
+    prompt_logprobs: Annotated[int, between(0, 20)] = -1
+    cache_salt: Annotated[str, Field(min_length=1, max_length=1024)] = ""
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+    # harmless: nothing of the answer depends on them
+    user: str = ""
+    metadata: Annotated[dict[str, str], at_most(16)] = Field(default_factory=dict)
+    service_tier: str = ""
+    safety_identifier: str = ""
+    prompt_cache_key: str = ""
+    prompt_cache_retention: str = ""
+
+
+def continuation(
+    wire: Sampled, field: str, prompts: tuple[Prompt, ...], max_tokens: int, logprobs: int
+) -> Continuation:
+    check(wire)
+    return Continuation(
+        field=field,
+        prompts=prompts,
+        sampling=sampling(wire),
+        seeded="seed" in wire.model_fields_set,
+        max_tokens=max_tokens,
+        stops=(wire.stop,) if isinstance(wire.stop, str) else tuple(wire.stop),
+        stop_tokens=frozenset(wire.stop_token_ids),
+        ignore_eos=wire.ignore_eos,
+        logprobs=logprobs,
+        count=wire.n,
+        best_of=wire.n if wire.use_beam_search else wire.best_of,
+        beams=beams(wire) if wire.use_beam_search else None,
+        keep_stop=wire.include_stop_str_in_output,
+        prompt_logprobs=wire.prompt_logprobs,
+        bad_words=tuple(wire.bad_words),
+        grammar=form(wire),
+        salt=wire.cache_salt,
+    )
+
+
+def sampling(wire: Sampled) -> Sampling:
+    return Sampling(
+        temperature=wire.temperature,
+        top_k=max(wire.top_k, 0),
+        top_p=wire.top_p,
+        min_p=wire.min_p,
+        seed=wire.seed % INT64,
+        typical_p=wire.typical_p,
+        repetition_penalty=wire.repetition_penalty,
+        frequency_penalty=wire.frequency_penalty,
+        presence_penalty=wire.presence_penalty,
+        bias=tuple(wire.logit_bias.items()),
+        allowed=tuple(sorted(set(wire.allowed_token_ids))),
+        min_tokens=wire.min_tokens,
+    )
+
+
+def beams(wire: Sampled) -> Beams:
+    """As wide as the best that are looked for; they are not drawn, so there is nothing to say of that."""
+    width = max(wire.n, wire.best_of)
+    if width > MOST_BEAMS:
+        raise BadRequest(f"best_of: a search is at most {MOST_BEAMS} wide, got {width}", param="best_of")
+    return Beams(width, wire.length_penalty, wire.early_stopping)
+
+
+def check(wire: Sampled) -> None:
+    """What is right by itself and wrong together."""
+    told = wire.model_fields_set
+    if "stream_options" in told and not wire.stream:
+        raise BadRequest("stream_options: only together with stream: true", param="stream_options")
+    if wire.best_of and wire.best_of < wire.n:
+        raise BadRequest(f"best_of: must be at least n, which is {wire.n}, got {wire.best_of}", param="best_of")
+    if wire.stream and wire.best_of > wire.n:
+        raise BadRequest("best_of: which is best is known when all are whole: not with stream: true", param="best_of")
+    for name in ("length_penalty", "early_stopping"):
+        if name in told and not wire.use_beam_search:
+            raise BadRequest(f"{name}: only together with use_beam_search: true", param=name)
+    if wire.use_beam_search and wire.temperature != 1 and wire.temperature:
+        raise BadRequest("temperature: a beam search draws nothing; leave it out", param="temperature")
+    if "allowed_token_ids" in told and not wire.allowed_token_ids:
+        raise BadRequest("allowed_token_ids: must not be empty", param="allowed_token_ids")

@@ -1,0 +1,227 @@
+"""How answers leave: JSON, server-sent events, lines, and nothing at all to a client that has gone.
+
+Knows no dialect.  The one idea: whoever waits for an answer also listens for the connection to close, and closing what
+produces the answer (a coroutine is cancelled, a generator closed) is all that is needed to abort the request below.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from itertools import islice
+from typing import Any, Self
+
+import numpy as np
+import orjson
+from numpy.typing import NDArray
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from ...concurrency.outcome import crash
+from ...concurrency.time_slices import sliced
+from ...core.errors import ClientGone, PolyheadError
+
+NO_HEADERS: Mapping[str, str] = {}
+NUMBERS = orjson.OPT_SERIALIZE_NUMPY
+SILENCE_S = 10
+SENT = 1 << 18  # bytes of an answer that are sent at a time
+MOST_NUMBERS, MOST_OBJECTS = 1 << 12, 16  # that are written as JSON in one go, beside other threads
+MOST_ITEMS = 64  # of a list within an object that is written in one go
+
+
+def float32(values: Sequence[float] | memoryview) -> NDArray[np.float32]:
+    """As JSON with as many digits as tell such numbers apart: half of what a double has, and half the time to read."""
+    return np.asarray(values, np.float32)
+
+
+class JsonResponse(Response):
+    """Numbers that are not finite have no place in JSON; `service.text.detokenizer` lets none through."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return orjson.dumps(content, option=NUMBERS)
+
+
+class Parts(Response):
+    """A body that was written in `parts`.  They are sent as the client reads them, and never joined."""
+
+    def __init__(
+        self, parts: Sequence[bytes], media_type: str = "application/json", headers: Mapping[str, str] = NO_HEADERS
+    ) -> None:
+        size = sum(map(len, parts))
+        self.parts = [b"".join(parts)] if size <= SENT else parts
+        self.status_code, self.background = 200, None
+        self.media_type = media_type
+        self.init_headers({"content-length": str(size), **headers})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for part in self.parts:
+            for start in range(0, len(part), SENT):
+                await send({"type": "http.response.body", "body": part[start : start + SENT], "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def dumps_sliced(content: Any) -> bytes:
+    """The same JSON, made a part at a time: no other thread runs while orjson makes one.
+
+    An iterator is written as a list; each of its items is dropped once it is written.
+    """
+    match content:
+        case Iterator():
+            parts = iter(lambda: list(islice(content, MOST_OBJECTS)), [])
+            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMBERS)[1:-1] for each in parts)
+        case dict():
+            return b"{%s}" % b",".join(orjson.dumps(key) + b":" + dumps_sliced(value) for key, value in content.items())
+        case np.ndarray(ndim=2) if content.size > MOST_NUMBERS:
+            return dumps_sliced(list(content))
+        case np.ndarray(ndim=1) if content.size > MOST_NUMBERS:
+            pieces = (content[start : start + MOST_NUMBERS] for start in range(0, content.size, MOST_NUMBERS))
+            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMBERS)[1:-1] for each in pieces)
+        case [list() | np.ndarray(), *_]:
+            return b"[%s]" % b",".join(map(dumps_sliced, content))
+        case [dict(), *_] if any(map(is_long, content)):
+            return b"[%s]" % b",".join(map(dumps_sliced, content))
+        case [first, *_]:
+            some = sliced(content, MOST_OBJECTS if isinstance(first, dict) else MOST_NUMBERS)
+            return b"[%s]" % b",".join(orjson.dumps(each, option=NUMBERS)[1:-1] for each in some)
+        case _:
+            return orjson.dumps(content, option=NUMBERS)
+
+
+def is_long(content: Any) -> bool:
+    """Whether there is a list of more than MOST_ITEMS in it."""
+    match content:
+        case dict():
+            return any(map(is_long, content.values()))
+        case list() | tuple():
+            return len(content) > MOST_ITEMS or any(map(is_long, content))
+        case _:
+            return False
+
+
+async def answer(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
+    """What `work` returns, unless the client goes first: then `work` is cancelled, and ClientGone raised.
+
+    The body must have been read.
+    """
+    task = asyncio.create_task(work)
+    gone = asyncio.create_task(disconnected(request.receive))
+    try:
+        await asyncio.wait((task, gone), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone("the client has left")
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise crash(error)
+        return task.result()
+    finally:
+        await stopped(task, gone)
+
+
+async def disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def stopped(*tasks: asyncio.Task[Any]) -> None:
+    """Cancels `tasks` and waits until they have cleaned up."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def event(content: Any) -> bytes:
+    """One server-sent event; JSON has no line breaks, so it is one line of data."""
+    return b"data: " + orjson.dumps(content) + b"\n\n"
+
+
+def named(content: Any) -> bytes:
+    """The same under a line that repeats its `type`, for clients that look there."""
+    return f"event: {content['type']}\n".encode() + event(content)
+
+
+def line(content: Any) -> bytes:
+    """JSON that is written already stays as it is."""
+    return (content if isinstance(content, bytes) else orjson.dumps(content, option=NUMBERS)) + b"\n"
+
+
+async def events(
+    items: AsyncGenerator[Any, None],
+    error: Callable[[PolyheadError], Mapping[str, Any]],
+    last: bytes = b"",
+    spell: Callable[[Any], bytes] = event,
+) -> AsyncGenerator[bytes, None]:
+    """`items` as server-sent events, or spelled otherwise, then `last`.
+
+    An error after the first item is said in the stream and ends it; before that it is raised, so that the response
+    can still have its status.
+    """
+    begun = False
+    async with aclosing(items):
+        try:
+            async for item in items:
+                begun = True
+                yield spell(item)
+        except PolyheadError as failure:
+            if not begun:
+                raise
+            yield spell(error(failure))
+            return
+    yield last
+
+
+class EventStream(Response):
+    """Sends `chunks` as they come, waiting for a slow client, and closes them when the client goes.
+
+    `still` is said whenever nothing else has been for SILENCE_S, for what gives up on a silent connection.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None], still: bytes = b"") -> None:
+        self.first, self.chunks, self.still = first, chunks, still
+        self.said = math.inf  # when the last chunk was, in seconds; infinity while one is on its way
+        self.status_code, self.background = 200, None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})  # no proxy holds events back
+
+    @classmethod
+    async def open(cls, chunks: AsyncGenerator[bytes, None], still: bytes = b"") -> Self:
+        """Waits for the first chunk, and raises what is raised before it."""
+        return cls(await anext(chunks), chunks, still)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
+        sending = asyncio.create_task(self.send(send))
+        gone = asyncio.create_task(disconnected(receive))
+        pause = SILENCE_S / 2 if self.still else None
+        try:
+            while not (await asyncio.wait((sending, gone), timeout=pause, return_when=asyncio.FIRST_COMPLETED))[0]:
+                if time.monotonic() - self.said >= SILENCE_S:
+                    await self.say(send, self.still)
+            if sending.done():
+                sending.result()
+        finally:
+            await stopped(sending, gone)
+            await self.chunks.aclose()
+
+    async def send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self.say(send, self.first)
+        async for chunk in self.chunks:
+            await self.say(send, chunk)
+        self.said = math.inf
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def say(self, send: Send, chunk: bytes) -> None:
+        self.said = math.inf
+        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        self.said = time.monotonic()
+
+
+class LineStream(EventStream):
+    """The same with a JSON value a line."""
+
+    media_type = "application/x-ndjson"

@@ -1,0 +1,198 @@
+"""Commands that look into one checkpoint: `polyhead explain | heads | quality | verify-determinism | quantize`.
+
+Knows what to call, as service.cli.main does, and imports as late.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer()
+Method = Literal[
+    "attention", "attention_rollout", "attention_flow", "gradient_x_input", "integrated_gradients", "occlusion"
+]
+Source = Annotated[str, typer.Argument(help="A checkpoint, or a quick-start model.", show_default=False)]
+Plot = Annotated[Path | None, typer.Option(help="A figure to write: .svg, .pdf or .png.")]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")]
+
+
+def fail(message: object, code: int = 1) -> typer.Exit:
+    from ..core.logs import shown
+
+    typer.echo(shown(f"polyhead: {message}", sys.stderr), err=True)
+    return typer.Exit(code)
+
+
+def say(text: str) -> None:
+    """To standard output: what may hold labels and tokens of a model."""
+    from ..core.logs import shown
+
+    typer.echo(shown(text, sys.stdout))
+
+
+@contextmanager
+def ending() -> Iterator[None]:
+    """What is wrong with settings or a checkpoint ends the command, with a sentence."""
+    from polyhead.models.core.errors import ModelError
+
+    from ..config.settings import SettingsError
+
+    try:
+        yield
+    except SettingsError as error:
+        raise fail(error, 2) from None
+    except ModelError as error:
+        raise fail(error) from None
+
+
+@contextmanager
+def interrupted() -> Iterator[None]:
+    """Who stops the command sees no half of a line, and no traceback."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo("\r\x1b[K", nl=False, err=True)
+        raise fail("stopped; nothing is written", 130) from None
+
+
+def say_progress(what: str, done: int, total: int) -> None:
+    """One line, written over; on the error output, so that the other can be kept."""
+    typer.echo(f"\r\x1b[K{what}: {done} of {total}" if done < total else "\r\x1b[K", nl=False, err=True)
+
+
+@app.command()
+def explain(
+    model: Source,
+    text: Annotated[str, typer.Argument(help="What it reads.", show_default=False)],
+    second: Annotated[str, typer.Argument(help="Of a pair; or what a vector is compared with.")] = "",
+    method: Annotated[Method, typer.Option(help="How it is explained.")] = "attention",
+    target: Annotated[str, typer.Option(help="A label, a word, a text, or a JSON object; else the likeliest.")] = "",
+    layers: Annotated[str, typer.Option(help="Of attention, as in 0,5 or 0-3; else all.")] = "",
+    heads: Annotated[str, typer.Option(help="The same of heads.")] = "",
+    steps: Annotated[int, typer.Option(min=1, help="Of integrated gradients.")] = 50,
+    baseline: Annotated[str, typer.Option(help="What stands for nothing: auto, pad, mask, unk, eos or zero.")] = "auto",
+    window: Annotated[int, typer.Option(min=1, help="Neighbouring tokens that occlusion hides together.")] = 1,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write, of a generator.")] = 16,
+    plot: Plot = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say why a model answers as it does: which tokens count, or where its heads look.  No server is needed.
+
+    With --json it is what POST /v1/explain answers.  docs/explain.md says what each method tells, and what it doesn't.
+    """
+    from ..config import settings
+
+    settings.prepare_process()
+    from .explain_command import Wanted
+    from .explain_command import explain as work
+
+    options = {"method": method, "steps": steps, "baseline": baseline, "window": window, "max_tokens": max_tokens}
+    named = {"target": target, "layers": layers, "heads": heads}
+    options |= {name: given for name, given in named.items() if given}
+    with ending(), interrupted():
+        work(Wanted(model, (text, second) if second else (text,), options, plot, as_json), say)
+
+
+@app.command()
+def heads(
+    model: Source,
+    data: Annotated[Path, typer.Argument(help="Labelled texts: .jsonl, .csv, .tsv or .txt.", show_default=False)],
+    plot: Plot = None,
+    limit: Annotated[int, typer.Option(min=0, help="Rows to take, from all over the file; 0: every one.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Say how much worse a model is without each of its heads, one at a time, on texts whose labels are known.
+
+    Fields of a row: text and label, and text_pair where pairs are read; tokens and tags; question, context and answer;
+    text and translation; text alone for what generates or fills in; text, text_pair and score for vectors.  A label is
+    a name or an index.
+    """
+    from ..config import settings
+
+    settings.prepare_process()
+    from .head_importance import Wanted, ranked
+
+    with ending(), interrupted():
+        ranked(Wanted(model, data, limit, plot, as_json), say, say_progress)
+
+
+@app.command()
+def quality(
+    source: Source,
+    text: Annotated[str, typer.Option(help="A file of text to read instead of the one that comes with polyhead.")] = "",
+    precision: Annotated[
+        Literal["auto", "float32", "int8", "int4"], typer.Option(help="What is compared; auto: as it would be served.")
+    ] = "auto",
+    tokens: Annotated[
+        int, typer.Option(min=0, max=8192, help="Tokens of the text to read; 0: 448 of a generator, about 2,048 else.")
+    ] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how far what would be served is from float32 of the same file.
+
+    Of a generator: KL divergence of next-token distributions, how often the likeliest token is the same, perplexity of
+    both.  Of a classifier, a ranker or a token head: how often labels are the same, the largest change of a
+    probability.  Of an embedder: the cosine of vectors.  Of all of them: the layer that adds most error.
+    """
+    from ..config import settings
+
+    settings.prepare_process()
+    from .quality import Wanted
+    from .quality import quality as work
+
+    with ending(), interrupted():
+        work(Wanted(source, text, precision, tokens, as_json), say, say_progress)
+
+
+@app.command("verify-determinism")
+def verify_determinism(
+    source: Annotated[str, typer.Argument(help="A checkpoint, as for serve.", show_default=False)],
+    deterministic: Annotated[bool, typer.Option(help="In the mode that promises equal answers.")] = True,
+    precision: Annotated[str, typer.Option(help="auto, float32, bfloat16, int8 or int4.")] = "auto",
+    count: Annotated[int, typer.Option(min=2, help="Prompts made up of random tokens.")] = 200,
+    prompts: Annotated[Path | None, typer.Option(help="A file of prompts instead, one a line.")] = None,
+) -> None:
+    """Compare answers in company with those given alone, to the bit."""
+    from ..config import settings
+
+    settings.prepare_process()
+    from . import determinism
+
+    chosen = {"deterministic": deterministic, "precision": precision}
+    with ending():
+        asked = settings.read({"models": {"verified": source}, **chosen})
+        loaded = determinism.opened(asked)
+        requests = determinism.from_file(loaded, prompts) if prompts else determinism.made_up(loaded, count)
+        verdicts = determinism.verify(loaded, asked, requests, say_progress)
+    typer.echo(determinism.table(verdicts))
+    if deterministic and any(verdict.equal < verdict.total for verdict in verdicts):
+        raise fail("answers depend on the batch")
+
+
+@app.command()
+def quantize(
+    source: Annotated[str, typer.Argument(help="A folder of safetensors, or an id on the hub.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="The folder to write, new or empty.", show_default=False)],
+    precision: Annotated[Literal["int8", "int4"], typer.Option(help="Of the matrices.")] = "int8",
+    text: Annotated[
+        Path | None, typer.Option(help="For int4: a file of text like that the model will see; 100 KB are enough.")
+    ] = None,
+) -> None:
+    """Write a checkpoint with smaller weights, in the form of compressed-tensors; serve it like any other.
+
+    int8 takes 9 bits of a weight and is what --precision int8 computes with anyway, to the bit.  int4 takes 4.5 and
+    costs some quality: SmolLM2-135M's next-token distributions then differ from float32's by 0.10 nats (KL), by
+    0.002 with int8.  It takes minutes, longer for larger models.  Embeddings, and an output layer that shares them,
+    stay as they are.
+    """
+    from ..config import settings
+
+    settings.prepare_process()
+    from .quantize_command import quantize as work
+
+    with ending():
+        typer.echo(work(source, out, precision, text, say_progress))

@@ -1,0 +1,189 @@
+"""How far answers and states of one network are from another's, text by text: what `polyhead quality` reports.
+
+It computes no network.  The other network is called the reference.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from polyhead.models.quantization.divergence import Divergence
+
+
+@dataclass(frozen=True)
+class Passage:
+    """A text, or a pair of texts, as a network reads it."""
+
+    tokens: list[int]
+    segments: list[int]  # empty: all 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a network says of one text: next-token logits [T, V], probabilities [N, L], or a vector [1, W].
+
+    `picked` [N, ..] are the labels that follow from probabilities; empty of others.
+    """
+
+    values: Tensor
+    picked: Tensor = field(default_factory=lambda: torch.empty(0))
+
+
+class Comparison(Protocol):
+    """Of answers with the reference's; grows text by text."""
+
+    def add(self, passage: Passage, expected: Answer, found: Answer) -> None:
+        """What both say of one text."""
+
+    def figures(self) -> dict[str, float]:
+        """For programs."""
+
+    def lines(self) -> list[tuple[str, str]]:
+        """For people: what is measured, and its figures."""
+
+
+class LayerErrors:
+    """Of the states that each layer hands on: their distance from the reference's, over the length of those.
+
+    The mean over tokens of each token's own ratio: a few tokens have states a hundred times as long as the others.
+    """
+
+    def __init__(self) -> None:
+        self._sums, self._count = torch.zeros(0), 0
+
+    def add(self, expected: Tensor, found: Tensor) -> None:
+        """[depth, T, W] of both."""
+        ratios = (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=torch.finfo(torch.float32).tiny)
+        sums = ratios.double().sum(-1)
+        self._sums = sums if not self._count else self._sums + sums
+        self._count += ratios.size(1)
+
+    def means(self) -> list[float]:
+        """[depth]"""
+        means: list[float] = (self._sums / self._count).tolist()
+        return means
+
+
+class Continuations:
+    """Of next-token distributions."""
+
+    def __init__(self) -> None:
+        self._divergence = Divergence()
+
+    def add(self, passage: Passage, expected: Answer, found: Answer) -> None:
+        self._divergence.add(expected.values[:-1], found.values[:-1], torch.tensor(passage.tokens[1:]))
+
+    def figures(self) -> dict[str, float]:
+        found = asdict(self._divergence.figures)
+        return {"predictions": found.pop("tokens"), **found}
+
+    def lines(self) -> list[tuple[str, str]]:
+        found = self._divergence.figures
+        return [
+            ("KL divergence, nats", f"mean {found.kl_mean:.5f}  p99 {found.kl_p99:.5f}  largest {found.kl_max:.5f}"),
+            ("same likeliest token", f"{found.top1_agreement:.2%} of {found.tokens}"),
+            ("perplexity", f"{found.perplexity:.4f}, of the reference {found.reference_perplexity:.4f}"),
+            (
+                "change of log p of the next token",
+                f"mean {found.logprob_change_mean:.5f}  largest {found.logprob_change_max:.5f}",
+            ),
+        ]
+
+
+class Labels:
+    """Of labels and their probabilities: of texts, of tokens, of where answers start and end."""
+
+    def __init__(self) -> None:
+        self._changes: list[Tensor] = []
+        self._agrees: list[Tensor] = []
+
+    def add(self, passage: Passage, expected: Answer, found: Answer) -> None:  # noqa: ARG002
+        self._changes.append((found.values - expected.values).abs().flatten(1).amax(1))
+        self._agrees.append((found.picked == expected.picked).all(-1))
+
+    def figures(self) -> dict[str, float]:
+        changes, agrees = torch.cat(self._changes), torch.cat(self._agrees)
+        return {
+            "texts": len(self._agrees),
+            "answers": len(agrees),
+            "label_agreement": float(agrees.double().mean()),
+            "probability_change_mean": float(changes.mean()),
+            "probability_change_max": float(changes.max()),
+        }
+
+    def lines(self) -> list[tuple[str, str]]:
+        found = self.figures()
+        mean, most = found["probability_change_mean"], found["probability_change_max"]
+        return [
+            ("same label", f"{found['label_agreement']:.2%} of {found['answers']}, in {found['texts']} texts"),
+            ("change of a probability", f"mean of each answer's largest {mean:.5f}  largest {most:.5f}"),
+        ]
+
+
+class Scores:
+    """Of one number a pair of texts: which of two pairs has the larger."""
+
+    def __init__(self) -> None:
+        self._expected: list[float] = []
+        self._found: list[float] = []
+
+    def add(self, passage: Passage, expected: Answer, found: Answer) -> None:  # noqa: ARG002
+        self._expected.append(expected.values.flatten()[-1].item())
+        self._found.append(found.values.flatten()[-1].item())
+
+    def figures(self) -> dict[str, float]:
+        expected, found = torch.tensor(self._expected), torch.tensor(self._found)
+        first, second = torch.triu_indices(len(expected), len(expected), 1)
+        order = [(scores[first] - scores[second]).sign() for scores in (expected, found)]
+        change = (found - expected).abs()
+        return {
+            "texts": len(expected),
+            "order_agreement": float((order[0] == order[1]).double().mean()),
+            "score_change_mean": float(change.mean()),
+            "score_change_max": float(change.max()),
+        }
+
+    def lines(self) -> list[tuple[str, str]]:
+        found = self.figures()
+        return [
+            ("same order of two pairs of texts", f"{found['order_agreement']:.2%}, of {found['texts']} pairs"),
+            ("change of a score", f"mean {found['score_change_mean']:.5f}  largest {found['score_change_max']:.5f}"),
+        ]
+
+
+class Vectors:
+    """Of one vector a text."""
+
+    def __init__(self) -> None:
+        self._cosines: list[float] = []
+
+    def add(self, passage: Passage, expected: Answer, found: Answer) -> None:  # noqa: ARG002
+        one, other = expected.values.flatten().double(), found.values.flatten().double()
+        self._cosines.append(torch.cosine_similarity(one, other, dim=0).item())
+
+    def figures(self) -> dict[str, float]:
+        cosines = torch.tensor(self._cosines, dtype=torch.float64)
+        return {
+            "texts": len(cosines),
+            "cosine_mean": float(cosines.mean()),
+            "cosine_p1": float(cosines.quantile(0.01)),
+            "cosine_min": float(cosines.min()),
+        }
+
+    def lines(self) -> list[tuple[str, str]]:
+        found = self.figures()
+        cosines = "mean {cosine_mean:.6f}  p1 {cosine_p1:.6f}  least {cosine_min:.6f}".format(**found)
+        return [("cosine with the reference's vector", f"{cosines}, of {found['texts']} texts")]
+
+
+COMPARISONS: dict[str, type[Continuations | Labels | Scores | Vectors]] = {
+    "generate": Continuations,
+    "rank": Scores,
+    "embed": Vectors,
+}
+
+
+def comparison_of(task: str) -> Comparison:
+    return COMPARISONS.get(task, Labels)()

@@ -1,0 +1,136 @@
+"""Files of labelled texts: JSON lines, CSV, TSV or plain lines, row by row.
+
+Knows no model and no task.  The one idea: whoever reads a row asks it for fields, and what is wrong with one is said
+with its file, its line and its name.
+"""
+
+import csv
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TextIO
+
+from polyhead.models.core.errors import ModelError
+
+JSON, TABLES = (".jsonl", ".ndjson"), {".csv": ",", ".tsv": "\t"}
+NAMED = 8  # labels, or other choices, that a message lists
+
+
+@dataclass(frozen=True)
+class Row:
+    """One of a file's."""
+
+    file: str
+    line: int
+    values: Mapping[str, Any]
+
+    def wrong(self, field: str, what: str) -> ModelError:
+        return ModelError(f"{self.file}, line {self.line}: {field}: {what}")
+
+    def has(self, field: str) -> bool:
+        return self.values.get(field) not in (None, "")
+
+    def text(self, field: str) -> str:
+        """Some text; ModelError if there is none, as for the others."""
+        value = self._value(field)
+        if not isinstance(value, str) or not value.strip():
+            raise self.wrong(field, f"some text is wanted, not {shown(value)}")
+        return value
+
+    def texts(self, field: str) -> list[str]:
+        """A list of words, or words with blanks between them."""
+        value = self._value(field)
+        words = value.split() if isinstance(value, str) else value
+        if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
+            raise self.wrong(field, f"a list of words is wanted, or words with blanks between, not {shown(value)}")
+        return words
+
+    def number(self, field: str) -> float:
+        value = self._value(field)
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            return float(value)
+        except (TypeError, ValueError):
+            raise self.wrong(field, f"a number is wanted, not {shown(value)}") from None
+
+    def choices(self, field: str, names: tuple[str, ...]) -> list[int]:
+        """Which of `names`: one or, in a list, any number, each by name or by index."""
+        value = self._value(field)
+        return [self._choice(field, each, names) for each in (value if isinstance(value, list) else [value])]
+
+    def choice(self, field: str, names: tuple[str, ...]) -> int:
+        return self._choice(field, self._value(field), names)
+
+    def _value(self, field: str) -> Any:
+        if field not in self.values or self.values[field] is None:
+            there = ", ".join(map(str, self.values)) or "none"
+            raise self.wrong(field, f"is missing; there are: {there}")
+        return self.values[field]
+
+    def _choice(self, field: str, value: object, names: tuple[str, ...]) -> int:
+        if value in names:
+            return names.index(str(value))
+        spelled = str(value) if isinstance(value, str | int) else ""
+        if spelled.isdecimal() and int(spelled) < len(names):
+            return int(spelled)
+        known = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+        raise self.wrong(field, f"{shown(value)} is none of the model's: {known}; or 0 to {len(names) - 1}")
+
+
+def shown(value: object) -> str:
+    said = repr(value)
+    return said if len(said) <= 60 else f"{said[:60]}..."
+
+
+def rows(path: Path, limit: int = 0) -> list[Row]:
+    """All of a file, or so many from all over it.  ModelError for one that cannot be read so."""
+    if path.suffix.lower() not in (*JSON, *TABLES, ".txt"):
+        raise ModelError(f"{path}: is to be JSON lines (.jsonl), a table (.csv, .tsv) or lines of text (.txt)")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            every = list(read(path, file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from None
+    if not every:
+        raise ModelError(f"{path} holds no rows")
+    if not 0 < limit < len(every):
+        return every
+    return [every[number * len(every) // limit] for number in range(limit)]
+
+
+def read(path: Path, file: TextIO) -> Iterator[Row]:
+    suffix, name = path.suffix.lower(), str(path)
+    if suffix in TABLES:
+        return table(name, file, TABLES[suffix])
+    lines = ((number, line.rstrip("\r\n")) for number, line in enumerate(file, 1) if line.strip())
+    if suffix in JSON:
+        return (Row(name, number, an_object(name, number, line)) for number, line in lines)
+    return (Row(name, number, {"text": line}) for number, line in lines)
+
+
+def an_object(name: str, number: int, line: str) -> dict[str, Any]:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ModelError(f"{name}, line {number}: is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ModelError(f"{name}, line {number}: an object with fields is wanted, not {shown(found)}")
+    return found
+
+
+def table(name: str, file: TextIO, delimiter: str) -> Iterator[Row]:
+    """The first line names the fields.  In a TSV nothing is quoted."""
+    quoted = delimiter != "\t"
+    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE
+    reader = csv.DictReader(file, restkey="", delimiter=delimiter, quoting=quoting, strict=quoted)
+    number = 1
+    try:
+        for found in reader:
+            number = reader.line_num
+            if "" in found:
+                raise ModelError(f"{name}, line {number}: has more fields than the first line names")
+            yield Row(name, number, found)
+    except csv.Error as error:
+        raise ModelError(f"{name}, line {reader.line_num}: is no row of a table: {error}") from None

@@ -1,0 +1,318 @@
+"""The command line: `polyhead serve | config | key | chat | classify | embed | models | train | check | ...`.
+
+Knows what to call, not how it works.  The one idea: nothing is imported before it is needed (this module and
+service.cli.checkpoint_commands alone may do so), so that `--help` doesn't wait for torch.
+"""
+
+import gc
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from . import checkpoint_commands as cli_checkpoint
+from .checkpoint_commands import ending, fail
+
+app = typer.Typer(
+    help="Encoder classifiers and decoder generators behind one HTTP server.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+Url = Annotated[str, typer.Option(help="Address of the server.")]
+Key = Annotated[str, typer.Option(envvar="POLYHEAD_API_KEY", help="Key to send, if the server asks for one.")]
+Named = Annotated[str, typer.Option("--model", help="Name of the model; the first that fits if left out.")]
+Texts = Annotated[list[str] | None, typer.Argument(metavar="[TEXT]...", show_default=False)]
+HERE = "http://127.0.0.1:8000"
+bench = typer.Typer(help="Measure what there is.", no_args_is_help=True)
+app.add_typer(bench, name="bench")
+app.add_typer(cli_checkpoint.app)
+
+
+def show_version(wanted: bool) -> None:
+    if wanted:
+        from ..core.version import VERSION
+
+        typer.echo(f"polyhead {VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[bool, typer.Option("--version", is_eager=True, callback=show_version, help="Say it.")] = False,
+) -> None:
+    pass
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
+def serve(ctx: typer.Context) -> None:
+    """Serve models, NAME=SOURCE each; without any, the quick-start ones."""
+    from ..config import flags, settings
+
+    with ending():
+        chosen = settings.read(flags.parse(ctx.args))
+        settings.prepare_process()
+        raise typer.Exit(run(chosen))
+
+
+def run(chosen: Any) -> int:
+    gc.disable()  # imports make no garbage; to look for it takes a tenth of their time.  Serving switches it on again
+    from ..core import logs
+    from ..resources import capacity
+
+    if why := capacity.too_small():  # else it is killed while torch is imported
+        raise fail(why)
+    logs.configure(chosen.log_format, chosen.log_level)
+    return int(serving(chosen)(chosen, traces=traced(chosen)))
+
+
+def serving(chosen: Any) -> Any:
+    """By one process, or by replicas on Ray."""
+    if not chosen.ray:
+        from ..config.settings import SettingsError
+        from ..server.assembly import serve
+
+        if chosen.pools or chosen.replicas != "1":
+            what = "pools" if chosen.pools else "replicas"
+            raise SettingsError(f"{what}: one process serves all models once; --ray serves replicas of them")
+        return serve
+    try:
+        from ..fleet import ray_app as scale
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] != "ray":
+            raise
+        raise fail("ray: Ray is not installed here; pip install 'polyhead[ray]' does it") from None
+    return scale.serve
+
+
+def traced(chosen: Any) -> Any:
+    """Who is told of requests.  Where no traces are wanted nothing of OpenTelemetry's is loaded."""
+    if not chosen.otlp_endpoint:
+        from ..api.access.access_log import UNTRACED
+
+        return UNTRACED
+    from ..server.traces import Spans
+
+    return Spans(chosen)
+
+
+@contextmanager
+def connected(url: str, key: str) -> Iterator[Any]:
+    """A client of the server at `url`; what it complains of ends the command."""
+    from .client import Client, ClientError
+
+    client = Client(url, key)
+    try:
+        yield client
+    except ClientError as error:
+        raise fail(error) from None
+    finally:
+        client.close()
+
+
+@app.command()
+def chat(
+    model: Named = "",
+    url: Url = HERE,
+    key: Key = "",
+    max_tokens: Annotated[int, typer.Option(min=0, help="Longest answer; 0: as the context leaves.")] = 0,
+) -> None:
+    """Talk to a generator; or pipe a question in."""
+    from . import terminal
+
+    with connected(url, key) as client:
+        terminal.chat(client, model, max_tokens)
+
+
+@app.command()
+def classify(text: Texts = None, model: Named = "", url: Url = HERE, key: Key = "") -> None:
+    """Label texts, or the lines of standard input."""
+    from . import terminal
+
+    with connected(url, key) as client:
+        terminal.classify(client, model, text or [])
+
+
+@app.command()
+def embed(text: Texts = None, model: Named = "", url: Url = HERE, key: Key = "") -> None:
+    """Turn texts, or the lines of standard input, into vectors."""
+    from . import terminal
+
+    with connected(url, key) as client:
+        terminal.embed(client, model, text or [])
+
+
+@app.command()
+def models() -> None:
+    """Fetch the quick-start models, and say where they are."""
+    from ..config import settings
+    from ..runtime import quickstart
+
+    with ending():
+        folder = settings.read({}).model_dir
+        quickstart.fetch_all(folder)
+    for name, source in quickstart.sources(folder).items():
+        typer.echo(f"{name}={source}")
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A TOML file, as in training/recipes.", show_default=False)],
+    out: Annotated[Path | None, typer.Option(help="Folder for what comes of it; runs/NAME if left out.")] = None,
+    smoke: Annotated[bool, typer.Option(help="Seconds: a tiny network, a few made-up texts, nothing fetched.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on where the run in that folder was saved.")] = False,
+) -> None:
+    """Follow a training recipe."""
+    with training() as follow:
+        result = follow.train(recipe, out or Path("runs") / recipe.stem, smoke=smoke, resume=resume)
+    for name, value in result.items():
+        typer.echo(f"{name}: {value}")
+
+
+@app.command()
+def evaluate(
+    folder: Annotated[Path, typer.Argument(help="A checkpoint, or an adapter's folder.", show_default=False)],
+    data: Annotated[Path, typer.Argument(help="A recipe, for what it holds out; or a text.", show_default=False)],
+) -> None:
+    """Say how well a checkpoint does on texts."""
+    with training() as follow:
+        figures = follow.evaluate(folder, data)
+    for name, value in figures.items():
+        typer.echo(f"{name}: {value:.4f}")
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a training run.", show_default=False)],
+    out: Annotated[Path, typer.Argument(help="The folder to write, new or empty.", show_default=False)],
+) -> None:
+    """Write what a training run has learned so far as a folder that can be served."""
+    with training() as follow:
+        follow.export(run, out)
+    typer.echo(out)
+
+
+@contextmanager
+def training() -> Iterator[Any]:
+    """What follows recipes; what is wrong with one ends the command."""
+    from ..config import settings
+
+    settings.prepare_process()
+    from polyhead.training.loop.errors import RecipeError
+    from polyhead.training.recipes import commands as follow
+
+    with ending():
+        try:
+            yield follow
+        except RecipeError as error:
+            raise fail(error) from None
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="[FLAGS OF SERVE]",
+    epilog="Takes [NAME=]SOURCE... and the flags of serve; serve --help lists them.",
+)
+def check(ctx: typer.Context) -> None:
+    """Say what models would take in memory, and what to change if it is too much.  No weights are read."""
+    from ..config import flags, settings
+    from .check import checked, named
+
+    with ending():
+        given = flags.parse(ctx.args)
+        if "models" not in given:
+            raise settings.SettingsError("name what is to be checked: polyhead check SOURCE")
+        found = checked(settings.read(given | {"models": named(given["models"])}))
+    if found.said:
+        typer.echo(found.said)
+    for sentence in found.refused:
+        fail(sentence)
+    if not found.fits:
+        raise typer.Exit(1)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    options_metavar="[OPTIONS] [FLAGS OF SERVE]",
+    epilog="Takes NAME=SOURCE... and the flags of serve; serve --help lists them.",
+)
+def config(
+    ctx: typer.Context,
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")] = False,
+    schema: Annotated[bool, typer.Option("--schema", help="The JSON schema of the file of --config instead.")] = False,
+) -> None:
+    """Say what serve would be set to, and where each value comes from.
+
+    What is printed is a file that says the same, without its keys.
+    """
+    from ..api.access.auth import Keys
+    from ..config import effective_settings as effective
+    from ..config import flags, settings
+
+    if schema:
+        typer.echo(effective.schema())
+        return
+    with ending():
+        given = flags.parse(ctx.args)
+        chosen = settings.read(given)
+        origins, keys = effective.origins(given, chosen), Keys(chosen).all
+    typer.echo((effective.as_json if as_json else effective.as_yaml)(chosen, origins, keys))
+
+
+@app.command()
+def key(
+    name: Annotated[str, typer.Argument(help="Whose it is; logs and metrics say it.", show_default=False)],
+    scopes: Annotated[str, typer.Option(help="Of inference, models, metrics and admin.")] = "inference,models",
+    models: Annotated[str, typer.Option(help="Names it may use; * stands for anything.")] = "*",
+    requests: Annotated[int, typer.Option("--requests-per-minute", min=0, help="0: any number.")] = 0,
+    tokens: Annotated[int, typer.Option("--tokens-per-minute", min=0, help="Of prompts and answers; 0: any.")] = 0,
+    stdin: Annotated[bool, typer.Option("--stdin", help="Take the key on standard input, make none.")] = False,
+) -> None:
+    """Make a key: what to write into the file of --keys-file goes to the output, the key itself to the error output.
+
+    polyhead key search >> keys.yaml adds one.  The key is shown this once: the file has only its hash.
+    """
+    import yaml
+
+    from ..config import keys
+
+    given = sys.stdin.readline().strip() if stdin else keys.new()
+    limits = {"requests_per_minute": requests, "tokens_per_minute": tokens}
+    said = {"scopes": listed(scopes), "models": listed(models)} | {what: most for what, most in limits.items() if most}
+    with ending():
+        entry = keys.entry(name, given, said)
+    if not stdin:
+        typer.echo(f"the key of {name}, shown this once: {given}", err=True)
+    typer.echo(yaml.safe_dump(entry, sort_keys=False), nl=False)
+
+
+def listed(given: str) -> list[str]:
+    return [part.strip() for part in given.split(",") if part.strip()]
+
+
+@bench.callback()
+def bench_options() -> None:
+    pass
+
+
+@bench.command("machine")
+def bench_machine(
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, to be read by programs.")] = False,
+) -> None:
+    """Bytes and operations a second of this machine, by threads: what bounds any model here."""
+    from ..config import settings
+
+    settings.prepare_process()
+    from .machine_bench import measured
+
+    found = measured()
+    typer.echo(found.as_json() if as_json else found.as_text())
+
+
+def main() -> None:
+    """The console script."""
+    app()

@@ -1,0 +1,85 @@
+"""What `polyhead chat`, `classify` and `embed` do in a terminal or a pipe.
+
+Knows no HTTP.  The one idea: standard output has the answer and nothing else, so that it can be piped on; prompts for
+people go to standard error.
+"""
+
+import sys
+from contextlib import closing
+
+import orjson
+
+from ..core.logs import shown
+from .client import Client, ClientError
+
+
+def write(text: str) -> None:
+    """To standard output.  On a terminal, control characters but newlines and tabs are written out as in the log."""
+    sys.stdout.write(shown(text, sys.stdout))
+    sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """To standard error, as `write` to standard output."""
+    sys.stderr.write(shown(text, sys.stderr))
+    sys.stderr.flush()
+
+
+def chat(client: Client, name: str, max_tokens: int) -> None:
+    """One question from a pipe, or a conversation with whoever sits at the terminal."""
+    model = name or client.model("generate")
+    if not sys.stdin.isatty():
+        answered(client, model, [{"role": "user", "content": sys.stdin.read()}], max_tokens)
+        return
+    complain(f"{model} at {client.url}; Ctrl-C stops an answer, Ctrl-D leaves\n")
+    messages: list[dict[str, str]] = []
+    while (line := asked()) is not None:
+        if not line.strip():
+            continue
+        messages.append({"role": "user", "content": line})
+        try:
+            messages.append({"role": "assistant", "content": answered(client, model, messages, max_tokens)})
+        except ClientError as error:
+            messages.pop()
+            complain(f"{error}\n")
+
+
+def asked() -> str | None:
+    """The next line; None if there is none."""
+    sys.stderr.write("> ")
+    sys.stderr.flush()
+    try:
+        return sys.stdin.readline() or None
+    except KeyboardInterrupt:
+        return None
+    finally:
+        sys.stderr.flush()
+
+
+def answered(client: Client, model: str, messages: list[dict[str, str]], max_tokens: int) -> str:
+    """Writes the answer as it comes, as far as it came."""
+    parts: list[str] = []
+    with closing(client.chat(model, messages, max_tokens)) as pieces:
+        try:
+            for piece in pieces:
+                parts.append(piece)
+                write(piece)
+        except KeyboardInterrupt:
+            sys.stderr.write(" (stopped)")
+    write("\n")
+    return "".join(parts)
+
+
+def classify(client: Client, name: str, texts: list[str]) -> None:
+    """A line for each text: its label, the score, the text."""
+    model = name or client.model("classify")
+    for text in texts or sys.stdin.read().splitlines():
+        label, score = client.classify(model, text)[0]
+        write(f"{label}\t{score:.4f}\t{text}\n")
+
+
+def embed(client: Client, name: str, texts: list[str]) -> None:
+    """A line for each text: its vector, as JSON."""
+    model = name or client.model("embed")
+    for text in texts or sys.stdin.read().splitlines():
+        write(orjson.dumps(client.embed(model, text)).decode() + "\n")

@@ -1,0 +1,94 @@
+"""Who is next of those that wait.
+
+Knows neither what an entry is nor when there is room for it.  The one idea: entries stand in lines, one for every
+owner and priority; the highest priority goes first, among its lines the owner that has been served least (in tokens,
+by virtual time), within a line whoever came first.  So an owner with a thousand entries delays another's one entry by
+one turn.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterator
+from itertools import islice
+from typing import Generic, TypeVar
+
+from .fair_share import Turns
+from .time_slices import SLICE
+
+T = TypeVar("T")
+Line = tuple[int, str]  # priority and owner
+
+
+class Queue(Generic[T]):
+    """Waiting entries, each standing once."""
+
+    def __init__(self) -> None:
+        self._lines: dict[Line, OrderedDict[T, None]] = {}
+        self._line_of: dict[T, Line] = {}
+        self._turns: Turns[str] = Turns()  # of owners, in tokens
+
+    def __len__(self) -> int:
+        return len(self._line_of)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._line_of)
+
+    def __contains__(self, entry: T) -> bool:
+        return entry in self._line_of
+
+    def add(self, entry: T, owner: str, priority: int) -> None:
+        """To the end of its line."""
+        if not any(waiting == owner for _, waiting in self._lines):
+            self._turns.rejoin(owner)
+        self._lines.setdefault((priority, owner), OrderedDict())[entry] = None
+        self._line_of[entry] = priority, owner
+
+    def put_back(self, entry: T, owner: str, priority: int) -> None:
+        """To the head of its line: it was next before, and what it had was taken from it."""
+        self.add(entry, owner, priority)
+        self._lines[priority, owner].move_to_end(entry, last=False)
+
+    def remove(self, entry: T) -> None:
+        line = self._line_of.pop(entry)
+        del self._lines[line][entry]
+        if not self._lines[line]:
+            del self._lines[line]
+
+    def first(self) -> T | None:
+        """Who is next; it stays until it is removed."""
+        if not self._lines:
+            return None
+        highest = max(priority for priority, _ in self._lines)
+        owner = self._turns.next(owner for priority, owner in self._lines if priority == highest)
+        assert owner is not None
+        return next(iter(self._lines[highest, owner]))
+
+    def charge(self, owner: str, tokens: int) -> None:
+        """`tokens` were computed for `owner`."""
+        self._turns.charge(owner, tokens)
+
+
+class Deadlines(Generic[T]):
+    """Until when each entry is wanted, in seconds on any one clock; looked through only when one has passed."""
+
+    def __init__(self) -> None:
+        self._until: dict[T, float] = {}
+        self._soonest = math.inf  # none is sooner
+
+    def __len__(self) -> int:
+        return len(self._until)
+
+    def add(self, entry: T, deadline: float) -> None:
+        if deadline < math.inf:
+            self._until[entry] = deadline
+            self._soonest = min(self._soonest, deadline)
+
+    def remove(self, entry: T) -> None:
+        self._until.pop(entry, None)
+
+    def passed(self, now: float) -> list[T]:
+        """Those whose time is over, SLICE of them at most.  They stay until they are removed."""
+        if now < self._soonest:
+            return []
+        self._soonest = min(self._until.values(), default=math.inf)
+        return list(islice((entry for entry, until in self._until.items() if until <= now), SLICE))

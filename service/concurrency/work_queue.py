@@ -1,0 +1,65 @@
+"""Work that waits for one of a few threads, in an order that is fair to its owners.
+
+A thread that is free takes, by turns, the next piece of the owner that has been served least (start-time fair
+queueing, `service.concurrency.fair_share`), and the smallest piece of all.  So the pieces of one owner delay another
+owner's next piece by few, and a small piece waits for few large ones, even where all have one owner.  The first kind
+of turn starves no piece."""
+
+from threading import Condition
+from typing import Generic, TypeVar
+
+from .fair_queue import Queue
+
+T = TypeVar("T")
+
+
+class Backlog(Generic[T]):
+    """Pieces of work, each standing once.  Any thread may call it."""
+
+    def __init__(self) -> None:
+        self._queue: Queue[T] = Queue()
+        self._given: dict[T, tuple[str, int]] = {}  # owner and size
+        self._smallest = self._closed = False  # whether the next turn takes the smallest piece
+        self._changed = Condition()  # and its lock, under which all of this is used
+
+    def put(self, piece: T, owner: str, size: int) -> None:
+        """`size`, at least 1, is what it costs its owner."""
+        with self._changed:
+            self._queue.add(piece, owner, 0)
+            self._given[piece] = owner, size
+            self._changed.notify()
+
+    def get(self) -> T | None:
+        """The next piece, once there is one; None after `close`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._given or self._closed)
+            piece = min(self._given, key=self._size) if self._smallest and self._given else self._queue.first()
+            if piece is None:  # it is closed
+                return None
+            self._smallest = not self._smallest
+            owner, size = self._given[piece]
+            self._remove(piece)
+            self._queue.charge(owner, size)
+            return piece
+
+    def discard(self, piece: T) -> None:
+        """It is wanted no more; one that is not there is no error."""
+        with self._changed:
+            if piece in self._given:
+                self._remove(piece)
+
+    def close(self) -> list[T]:
+        """What has waited in vain; each `get` returns None from now on."""
+        with self._changed:
+            self._closed, left = True, list(self._given)
+            for piece in left:
+                self._remove(piece)
+            self._changed.notify_all()
+            return left
+
+    def _size(self, piece: T) -> int:
+        return self._given[piece][1]
+
+    def _remove(self, piece: T) -> None:
+        self._queue.remove(piece)
+        del self._given[piece]

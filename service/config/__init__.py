@@ -1,0 +1,1 @@
+"""Settings: their definitions and types, the flags, the YAML file, and the keys of clients."""

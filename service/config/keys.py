@@ -1,0 +1,176 @@
+"""Keys of clients: what each may do, kept as hashes in a file, and made by `polyhead key`.
+
+Knows no HTTP.  The one idea: a key is long and random, so its SHA-256, without salt, is all that is kept of it: nobody
+finds 256 random bits by trying, which is what slow hashes and salts make expensive for passwords.  That is why a short
+key is not hashed here.
+"""
+
+import hashlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
+
+from ..core.names import NAME
+from . import yaml_file
+from .setting_types import HASH
+from .settings import SettingsError
+from .yaml_file import Document, FileError
+
+Scope = Literal["inference", "models", "metrics", "admin"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+CLIENT: frozenset[Scope] = frozenset({"inference", "models"})  # a key of which nothing is said
+PREFIX = "ph-"  # so that whoever finds one knows what it is
+PATTERN = r"^[A-Za-z0-9._/:*-]{1,128}$"  # of names
+SHORTEST = 32  # characters of a key that is hashed
+
+
+@dataclass(frozen=True)
+class Key:
+    """`name` is whose it is; only `digest`, its SHA-256, is known of the key itself.
+
+    `models` are patterns of names, in which `*` stands for anything; none: all.  No limit is 0.
+    """
+
+    name: str
+    digest: bytes = b""
+    scopes: frozenset[Scope] = CLIENT
+    models: tuple[str, ...] = ()
+    requests_per_minute: int = 0
+    tokens_per_minute: int = 0
+
+    def opens(self, model: str) -> bool:
+        """Whether it may use a model of that name.  An adapter is a model of its own: base:name, or base:*."""
+        return not self.models or any(fnmatchcase(model, pattern) for pattern in self.models)
+
+
+NOBODY = Key("")  # who asks where no key is asked for
+
+
+class Entry(BaseModel):
+    """What the file says of a key."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+
+    hash: Annotated[str, Field(pattern=rf"^{HASH.pattern}$")]
+    scopes: Annotated[list[Scope], Field(min_length=1)] = sorted(CLIENT)
+    models: Annotated[list[Annotated[str, Field(pattern=PATTERN)]], Field(min_length=1)] = ["*"]
+    requests_per_minute: int = Field(0, ge=1, le=1_000_000)
+    tokens_per_minute: int = Field(0, ge=1, le=1 << 40)
+
+    @field_validator("scopes")
+    @classmethod
+    def once(cls, value: list[Scope]) -> list[Scope]:
+        if len(set(value)) < len(value):
+            raise ValueError("should name each once")
+        return value
+
+    def of(self, name: str) -> Key:
+        """The key called `name`."""
+        models = () if self.models == ["*"] else tuple(self.models)
+        limits = self.requests_per_minute, self.tokens_per_minute
+        return Key(name, digest_of(self.hash), frozenset(self.scopes), models, *limits)
+
+
+def read(path: str) -> tuple[Key, ...]:
+    """The keys of a file: a mapping of names to what is said of each.  Raises SettingsError, a line for each fault."""
+    try:
+        document = yaml_file.read(path)
+    except FileError as error:
+        raise SettingsError(f"keys_file: {error}") from None
+    faults: list[str] = []
+    keys = [key for name in document.values if (key := keyed(document, name, faults))]
+    if not document.values:
+        faults.append(f"keys_file: {path} has no keys; polyhead key NAME makes one, and what to write there")
+    faults += repeated(document, keys)
+    if faults:
+        raise SettingsError("\n".join(faults))
+    return tuple(keys)
+
+
+def keyed(document: Document, name: str, faults: list[str]) -> Key | None:
+    """One key of the file; None, and what is wrong with it among `faults`."""
+    try:
+        refuse_name(name)
+        return Entry.model_validate(document.values[name]).of(name)
+    except ValidationError as error:
+        said = [complaint(one) for one in error.errors(include_url=False)]
+    except ValueError as error:
+        said = [str(error)]
+    faults += [f"{document.place(name)}: {name[:128]}: {what}" for what in said]
+    return None
+
+
+def repeated(document: Document, keys: list[Key]) -> list[str]:
+    """Keys that have two names."""
+    first: dict[bytes, str] = {}
+    return [
+        f"{document.place(key.name)}: {key.name}: the same key as {first[key.digest]}"
+        for key in keys
+        if first.setdefault(key.digest, key.name) != key.name
+    ]
+
+
+def complaint(error: ErrorDetails) -> str:
+    """What would be right; never quotes a value, which may be a key that was written where its hash belongs."""
+    if not error["loc"]:
+        return f"should be a mapping, {', '.join(Entry.model_fields)}"
+    field, *_ = map(str, error["loc"])
+    if field not in Entry.model_fields:
+        close = get_close_matches(field, Entry.model_fields, n=1)
+        return f"{field[:60]}: is not known here; " + (f"did you mean {close[0]}?" if close else listed())
+    if field == "hash" and error["type"] != "missing":
+        return "hash: should be sha256: and 64 hexadecimal digits, of the key; polyhead key NAME makes both"
+    if error["type"] == "missing":
+        return f"{field}: is required"
+    return f"{field}: {error['msg'].removeprefix('Value error, ').removeprefix('Input ')}"
+
+
+def listed() -> str:
+    return f"there are: {', '.join(Entry.model_fields)}"
+
+
+def refuse_name(name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise ValueError(f"{name[:128]!r} is no name: letters, digits, dots, dashes and underscores, 128 at most")
+
+
+def new() -> str:
+    """A key of 256 random bits."""
+    return PREFIX + secrets.token_urlsafe(32)
+
+
+def entry(name: str, key: str, said: Mapping[str, Any]) -> dict[str, Any]:
+    """What to write into the file for `key`; `said` are fields of Entry.  Raises SettingsError."""
+    try:
+        refuse_name(name)
+        refuse_short(key)
+        made = Entry.model_validate({"hash": written(key), **said})
+    except ValidationError as error:
+        raise SettingsError("\n".join(complaint(one) for one in error.errors(include_url=False))) from None
+    except ValueError as error:
+        raise SettingsError(str(error)) from None
+    return {name: {"hash": made.hash, "scopes": made.scopes} | made.model_dump(exclude_defaults=True)}
+
+
+def refuse_short(key: str) -> None:
+    """Raises ValueError for what whoever reads its hash could find, and for what no header carries."""
+    if len(key) < SHORTEST or not key.isascii() or not key.isprintable() or " " in key:
+        raise ValueError(
+            f"a key that is kept as a hash must have {SHORTEST} characters or more, all of ASCII and none a space, got "
+            f"{len(key)}: a short one is found by trying what has its hash"
+        )
+
+
+def written(key: str) -> str:
+    return f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
+
+
+def digest_of(given: str) -> bytes:
+    """Of a key, or of what is a hash already."""
+    return bytes.fromhex((given if HASH.fullmatch(given) else written(given)).removeprefix("sha256:"))

@@ -1,0 +1,374 @@
+"""Every setting, read once: flags over environment over file over defaults.  Frozen afterwards.
+
+Knows neither models nor HTTP.  The one idea: this is the only module that reads or sets the process environment, so
+whatever changes how the server behaves is a field below, with its bounds, and nothing else is.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from . import yaml_file
+from .parallel_settings import Spread, check_pools
+from .setting_types import (
+    ApiKey,
+    ApiKeys,
+    CollectorAddress,
+    DraftSources,
+    Hosts,
+    ModelSources,
+    ModelWeights,
+    WebOrigins,
+    with_home,
+)
+from .yaml_file import Document, FileError
+
+PREFIX = "POLYHEAD_"
+# Kubernetes sets these for a Service called "polyhead" in every pod beside it: they are addresses, no settings.
+SERVICE_LINK = re.compile(r"POLYHEAD_(SERVICE_(HOST|PORT.*)|PORT_\d+_(TCP|UDP).*)")
+LIBRARY_DEFAULTS = {
+    # Texts are tokenised in our own thread pool; a second pool below it would take cores from the engine.
+    "TOKENIZERS_PARALLELISM": "false",
+    # OpenMP threads wait for each other spinning, by default for milliseconds.  Where a core is shared (with the event
+    # loop, or a neighbour) whoever is waited for doesn't get it, and steps take ten times as long.
+    "GOMP_SPINCOUNT": "10000",
+    # Ray lets its workers yield to everything else on the machine; a replica is what the machine is for.
+    "RAY_worker_niceness": "0",
+}
+
+
+class SettingsError(ValueError):
+    """Settings that cannot be used; the message has a line for each, for people."""
+
+
+class Settings(Spread):
+    """Build with `read`; the constructor takes flags only by keyword and raises pydantic's own errors."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, frozen=True, extra="forbid", protected_namespaces=(), hide_input_in_errors=True
+    )
+
+    config: str = Field("", description="YAML file that sets any of these.")
+    models: ModelSources = Field(
+        default_factory=dict,
+        description="Served models, name=source, separated by commas in the environment; none: the quick-start ones. "
+        "base:name=folder lays a PEFT adapter over the served model base, beside others.",
+    )
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on; 0.0.0.0 is every interface.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    probe_port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Port on which probes are answered as well, and nothing else: no client of the other port is "
+        "before them in its queue. 0: none.",
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="Where networks run; auto: a GPU if there is one."
+    )
+    executor: Literal["auto", "native", "torch"] = Field(
+        "auto", description="What computes a network; auto: on a CPU the compiled step, where it can, else torch."
+    )
+    precision: Literal["auto", "float32", "bfloat16", "int8", "int4"] = Field(
+        "auto",
+        description="Format of weights and arithmetic; auto: bfloat16 on a GPU; on a CPU for each model int4 or int8 "
+        "if its file is quantised, else float32. int4 takes what a file has in 4 bits as it is, and the rest in 8.",
+    )
+    max_kl: float = Field(
+        0.01,
+        gt=0,
+        description="How far next-token distributions in the default precision may be from float32 of the same file, "
+        "in nats (mean KL), or of a network that is no generator 1 - cosine of states; a model for which a self-test "
+        "finds more is computed in float32.",
+    )
+    threads: int = Field(0, ge=0, le=1024, description="Compute threads; 0: as many as the machine has cores to give.")
+    tensor_parallel: int = Field(
+        1, ge=1, le=64, description="Processes that compute every model together, a share each, on a GPU each if any."
+    )
+    cache_tokens: int = Field(
+        0, ge=0, le=1 << 30, description="Tokens a generator's cache holds; 0: from its context and the free memory."
+    )
+    block_size: int = Field(
+        0,
+        ge=0,
+        le=1024,
+        description="Tokens in a block of the cache; 0: 16, or 256 where a GPU's attention reads blocks in place.",
+    )
+    step_tokens: int = Field(512, ge=1, le=1 << 20, description="Tokens a generator computes in one step, at most.")
+    max_running: int = Field(64, ge=1, le=4096, description="Sequences a generator advances in one step, at most.")
+    max_tokens_default: int = Field(
+        0, ge=0, le=1 << 30, description="Tokens of an answer where a request does not say; 0: as the dialect has it."
+    )
+    prefill_chunk: int = Field(256, ge=1, le=1 << 20, description="Tokens of one prompt computed in a step, at most.")
+    prefix_sharing: Literal["all", "key"] = Field(
+        "all",
+        description="Whose requests find each other's prompts in the cache: everybody's, or those of one key only, so "
+        "that nobody learns by the time it takes what others have asked.",
+    )
+    draft_tokens: int = Field(
+        8,
+        ge=0,
+        le=64,
+        description="Tokens of an answer that are foretold and tried in one step, at most, where that makes it faster; "
+        "answers stay the same. 0: none.",
+    )
+    drafts: DraftSources = Field(
+        default_factory=dict,
+        description="Smaller models of the same vocabulary that foretell what served ones say, model=source.",
+    )
+    encoder_step_tokens: int = Field(
+        2048, ge=1, le=1 << 20, description="Tokens an encoder reads in one step, at most (a longer text goes alone)."
+    )
+    explain: bool = Field(True, description="Whether answers are explained (/v1/explain, the option explain).")
+    explain_tokens: int = Field(
+        512, ge=1, le=1 << 20, description="Tokens of a text whose answer is explained, at most."
+    )
+    explain_gflop: int = Field(
+        2000,
+        ge=1,
+        le=1 << 40,
+        description="Billions of floating-point operations that one explanation computes, at most, by an estimate from "
+        "the network's shape; two cores do some 100 a second.",
+    )
+    explain_idle_seconds: float = Field(
+        600,
+        ge=0,
+        le=31_536_000,
+        description="A network that explains is given back after so long without a request for it; 0: it is kept.",
+    )
+    explain_mib: int = Field(16, ge=1, le=1 << 20, description="MiB that an explanation is told in, at most.")
+    deterministic: bool = Field(
+        False, description="Answers equal to the bit whatever else is computed beside them; costs speed in float32."
+    )
+    memory_mib: int = Field(
+        0,
+        ge=0,
+        le=1 << 30,
+        description="MiB for weights, caches and workspace together; 0: what is free at start.",
+    )
+    weights: ModelWeights = Field(
+        default_factory=dict,
+        description="Shares of the engine when several models are busy, model=weight; 1 for those not named.",
+    )
+    load_seconds: float = Field(
+        3600,
+        ge=0,
+        le=604_800,
+        description="How long the load of one model may take, its download included; longer ones are ended, and the "
+        "model is broken. 0: for ever.",
+    )
+    max_requests: int = Field(256, ge=1, le=1_000_000, description="HTTP requests in flight; more are answered 429.")
+    max_tokens_in_flight: int = Field(
+        1 << 18, ge=1, le=1 << 40, description="Tokens of prompts and texts in flight; beyond that 429."
+    )
+    key_share: float = Field(
+        0.5, gt=0, le=1, description="Part of both bounds that one key may take, where there are several keys."
+    )
+    request_seconds: float = Field(
+        0,
+        ge=0,
+        le=86_400,
+        description="How long a request may take unless it says so itself, and at most; 0: for ever.",
+    )
+    header_seconds: float = Field(
+        10, gt=0, le=3600, description="A connection that sends no whole header for so long is closed."
+    )
+    body_seconds: float = Field(
+        60,
+        gt=0,
+        le=86_400,
+        description="A body must be whole so long after its header; 8 MiB in 60 s are "
+        "1.2 Mbit/s, a slower line needs more.",
+    )
+    keep_alive_seconds: float = Field(
+        75,
+        gt=0,
+        le=86_400,
+        description="An idle connection is kept so long: longer than clients keep theirs, so that they close first.",
+    )
+    max_connections: int = Field(
+        4096,
+        ge=1,
+        le=1_000_000,
+        description="Open connections; beyond that whoever is silent longest makes room. Fewer where the system allows "
+        "a process fewer files.",
+    )
+    write_seconds: float = Field(
+        30, gt=0, le=3600, description="A client that takes less than 64 KiB, or than the rest, in so long is cut off."
+    )
+    stall_seconds: float = Field(
+        8, gt=0, le=3600, description="Not ready once work has waited so long without a step being finished."
+    )
+    hang_seconds: float = Field(
+        60, gt=0, le=86_400, description="Not live, to be restarted, once work has waited so long without a step."
+    )
+    max_body_bytes: int = Field(8 << 20, ge=1024, le=1 << 30, description="Largest body of a request.")
+    max_batch_texts: int = Field(16384, ge=1, le=100_000, description="Texts in one request, at most.")
+    tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that turn text into tokens.")
+    drain_seconds: int = Field(30, ge=0, le=3600, description="How long a stopping server finishes what it has begun.")
+    api_key: ApiKey = Field(
+        SecretStr(""), description="Key that clients must send as a bearer token; empty: none is asked for."
+    )
+    api_keys: ApiKeys = Field(
+        default_factory=dict,
+        description="Further keys with a name each, name=key; the engine is shared fairly between them.",
+    )
+    admin_key: ApiKey = Field(
+        SecretStr(""),
+        description="Key of the routes under /admin, where models are loaded and unloaded; empty: no such routes.",
+    )
+    keys_file: str = Field(
+        "",
+        description="YAML file of further keys, as hashes, with what each may do and how much; read again when it "
+        "changes. polyhead key NAME makes one.",
+    )
+    metrics_access: Literal["public", "key"] = Field(
+        "public", description="Who may read /metrics: anybody, or who has a key of the scope metrics (as api_key has)."
+    )
+    allowed_hosts: Hosts = Field(
+        (),
+        description="Names under which clients reach the server (the header Host, any port), beside localhost and its "
+        "own address; *.example.com for all below, * for any. Other names are answered 421. Empty: any name, or, bound "
+        "to a loopback address, none other.",
+    )
+    cors_origins: WebOrigins = Field(
+        (),
+        description="Origins of web pages that may use the server from a browser (CORS), as in https://app.example.com "
+        "or * for any. Pages of other origins are answered 403.",
+    )
+    playground: bool = Field(True, description="Whether browsers find a page at / to try the models on.")
+    model_dir: Path = Field(default_factory=lambda: default_model_dir(), description="Where fetched models are kept.")
+    vllm_metrics: bool = Field(
+        False, description="Say on /metrics what is said of generators under vLLM's names, too, for what reads those."
+    )
+    model_root: str = Field(
+        "", description="Folder in which models named over HTTP must lie, hub ids aside; empty: model_dir."
+    )
+    log_format: Literal["console", "json"] = Field("console", description="One line a message, for people or machines.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level that is logged.")
+
+    otlp_endpoint: CollectorAddress = Field(
+        "",
+        description="Address of an OpenTelemetry collector that takes OTLP over HTTP, as in http://collector:4318; "
+        "empty: no traces.",
+    )
+    trace_ratio: float = Field(
+        1.0, ge=0, le=1, description="Part of the requests that are traced, of those that come without a trace."
+    )
+
+    @model_validator(mode="after")
+    def consistent(self) -> Self:
+        """What no field can check alone."""
+        if self.step_tokens <= self.max_running:
+            raise ValueError(
+                f"step_tokens: {self.step_tokens} tokens a step for max_running {self.max_running} sequences leave "
+                "none for prompts while all of them talk; it must be larger"
+            )
+        check_pools(self.pools, self.models)
+        if self.drafts and not self.draft_tokens:
+            raise ValueError("drafts: with draft_tokens 0 nothing is foretold; it must be at least 1")
+        if self.hang_seconds < self.stall_seconds:
+            raise ValueError("hang_seconds: must not be less than stall_seconds: not ready comes before dead")
+        return self
+
+    @field_validator("model_dir")
+    @classmethod
+    def expanded(cls, value: Path) -> Path:
+        return with_home(value)
+
+    @field_validator("model_root", "keys_file")
+    @classmethod
+    def expandable(cls, value: str) -> str:
+        with_home(Path(value))
+        return value
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return init_settings, env_settings, YamlSource(settings_cls)
+
+
+class YamlSource(PydanticBaseSettingsSource):
+    """The file that a flag or the environment names as `config`."""
+
+    def get_field_value(self, field: FieldInfo, field_name: str) -> tuple[Any, str, bool]:  # noqa: ARG002
+        return None, field_name, False  # the whole file is read at once, below
+
+    def __call__(self) -> dict[str, Any]:
+        path = str(self.current_state.get("config", ""))
+        return written(path).values if path else {}
+
+
+def written(path: str) -> Document:
+    """What the file says.  Raises SettingsError."""
+    try:
+        document = yaml_file.read(path)
+    except FileError as error:
+        raise SettingsError(f"config: {error}") from None
+    unknown = [key for key in document.values if key not in Settings.model_fields or key == "config"]
+    if unknown:
+        raise SettingsError("\n".join(f"{document.place(key)}: {unknown_setting(key)}" for key in unknown))
+    return document
+
+
+def read(flags: Mapping[str, Any]) -> Settings:
+    """The settings of this process.  Raises SettingsError with a line for every setting that is wrong."""
+    unknown = [unknown_setting(key) for key in flags if key not in Settings.model_fields]
+    found = variables()
+    unknown += [f"{found[key]}: {unknown_setting(key)}" for key in sorted(found.keys() - Settings.model_fields.keys())]
+    if unknown:
+        raise SettingsError("\n".join(unknown))
+    try:
+        return Settings(**flags)
+    except ValidationError as error:
+        raise SettingsError("\n".join(complaint(one) for one in error.errors(include_url=False))) from None
+
+
+def variables() -> dict[str, str]:
+    """The environment variables that are there for settings, by what follows the prefix; in either case of letters."""
+    names = [
+        name for name in os.environ if name.upper().startswith(PREFIX) and not SERVICE_LINK.fullmatch(name.upper())
+    ]
+    return {name[len(PREFIX) :].lower(): name for name in names}
+
+
+def prepare_process() -> None:
+    """Set what libraries read from the environment when they are loaded, so before that; what is set already stays."""
+    for name, value in LIBRARY_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+
+
+def default_model_dir() -> Path:
+    """Where the XDG base directory specification puts what can be fetched again."""
+    cache = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(cache) if Path(cache).is_absolute() else Path.home() / ".cache") / "polyhead" / "models"
+
+
+def unknown_setting(key: str) -> str:
+    close = get_close_matches(key, Settings.model_fields, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"there are: {', '.join(Settings.model_fields)}"
+    return f"no setting is called {key!r}; {hint}"
+
+
+def complaint(error: ErrorDetails) -> str:
+    """Names the setting and what would be right; never quotes a value, which may be a key."""
+    message = error["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if not error["loc"]:  # several fields together: the message names them
+        return message
+    name = str(error["loc"][0])
+    given = "NAME=SOURCE" if name == "models" else f"--{name.replace('_', '-')}"
+    return f"{name}: {message} (given as {given}, {PREFIX}{name.upper()} or {name} in the file)"

@@ -1,0 +1,213 @@
+"""Errors for people: each knows its HTTP status, its code and its message.
+
+PolyheadError
+├── BadRequest          400  what was asked cannot be done as asked; `param` names the field
+│   ├── EmptyInput      400  there is nothing to read
+│   ├── TooLong         400  more tokens than the model takes; the message names both lengths
+│   ├── TooMany         400  more texts than one call may have
+│   ├── TooComplex      400  what the answer must look like has become too costly to follow
+│   └── WrongTask       400  the model does something else; the message says what
+├── Unauthorized        401  no key, or not a known one
+├── Forbidden           403  a known key, which may not do this; the message says what it may
+│   └── ForeignOrigin   403  a web page of another origin, which `cors_origins` does not name
+├── NotFound            404  no such route or model
+├── MethodNotAllowed    405  the route exists, for another verb
+├── BodyTooLarge        413  the body exceeds the limit
+├── AnswerTooLarge      413  what was asked for would be more than is told, or computed, at once
+├── SlowBody            408  the body took longer than the limit
+├── UnsupportedType     415  the body has a type that any web page can send; it must be JSON
+├── Misdirected         421  the header Host names another server; see the setting `allowed_hosts`
+├── Unreadable          ...  what came is no HTTP request, or one that is not read; it knows its own status
+├── Conflict            409  another change of the served models is going on, or it contradicts what is served
+├── Cancelled           409  a load that an administrator has cancelled
+├── Overloaded          429  over the admission bound; `retry_after` seconds
+│   └── RateLimited     429  more than this key may ask in a minute; `retry_after` seconds
+├── ClientGone          499  the client left before its request reached the engine; nobody reads this
+├── StepFailed          500  the step that carried this request failed
+├── Unavailable         503  loading, draining or broken; `retry_after` seconds
+├── Stopped             503  the engine ended before this request did
+├── Expired             504  the deadline passed
+└── NoRoom              507  a model does not fit in the memory there is
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import PurePath
+from typing import Self
+
+from .names import listed
+
+# A path of this machine with all folders before the last name, and an address of another.
+PLACE = re.compile(r"(?<![\w.)\]])(?:~\w*|\.{1,2})?/(?:[^\s/:;,'\"()]+/)*(?P<name>[^\s/:;,'\"()]*)")
+ADDRESS = re.compile(r"\b[A-Za-z][A-Za-z0-9+.-]*://[^\s'\"<>]+")
+
+
+class PolyheadError(Exception):
+    """`status` is the HTTP status, `code` a stable machine word, `param` the field at fault (empty if none).
+
+    `model` and `task` are those of the model it is about, once that is known; `names` are those of models that the
+    message ends with.
+    """
+
+    status = 500
+    code = "internal_error"
+    model = ""
+    task = ""
+
+    def __init__(self, message: str, *, param: str = "", retry_after: int = 0) -> None:
+        super().__init__(message)
+        self.message, self.param, self.retry_after = message, param, retry_after
+        self.names: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.message
+
+    def listing(self, names: Iterable[str]) -> Self:
+        """The same error, whose message ends with these names of models, the first 20 of them."""
+        self.names = tuple(names)
+        self.message = f"{self.args[0]} {listed(self.names)}"
+        return self
+
+
+class BadRequest(PolyheadError):
+    status, code = 400, "invalid_request"
+
+
+class EmptyInput(BadRequest):
+    code = "empty_input"
+
+
+class TooLong(BadRequest):
+    code = "context_length_exceeded"
+
+
+class TooMany(BadRequest):
+    code = "too_many"
+
+
+class TooComplex(BadRequest):
+    code = "too_complex"
+
+
+class WrongTask(BadRequest):
+    code = "wrong_task"
+
+
+class Unauthorized(PolyheadError):
+    status, code = 401, "invalid_api_key"
+
+
+class Forbidden(PolyheadError):
+    status, code = 403, "permission_denied"
+
+
+class ForeignOrigin(Forbidden):
+    code = "origin_not_allowed"
+
+
+class NotFound(PolyheadError):
+    status, code = 404, "not_found"
+
+
+class MethodNotAllowed(PolyheadError):
+    status, code = 405, "method_not_allowed"
+
+
+class BodyTooLarge(PolyheadError):
+    status, code = 413, "body_too_large"
+
+
+class AnswerTooLarge(PolyheadError):
+    status, code = 413, "answer_too_large"
+
+
+class SlowBody(PolyheadError):
+    status, code = 408, "request_timeout"
+
+
+class UnsupportedType(PolyheadError):
+    status, code = 415, "unsupported_media_type"
+
+
+class Misdirected(PolyheadError):
+    status, code = 421, "misdirected_request"
+
+
+class Unreadable(PolyheadError):
+    """Noticed before anybody knows what is asked: by the connection, while it reads a head or a body."""
+
+    CODES: Mapping[int, str] = {
+        400: "malformed_request",
+        408: "request_timeout",
+        413: "body_too_large",
+        414: "uri_too_long",
+        417: "expectation_failed",
+        431: "header_too_large",
+        501: "not_implemented",
+        503: "too_many_connections",
+        505: "http_version_not_supported",
+    }
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status, self.code = status, self.CODES[status]
+
+
+class Conflict(PolyheadError):
+    status, code = 409, "conflict"
+
+
+class Cancelled(PolyheadError):
+    status, code = 409, "cancelled"
+
+
+class Overloaded(PolyheadError):
+    status, code = 429, "overloaded"
+
+
+class RateLimited(Overloaded):
+    code = "rate_limit_exceeded"  # OpenAI's
+
+
+class ClientGone(PolyheadError):
+    status, code = 499, "client_gone"  # as nginx logs it
+
+
+class StepFailed(PolyheadError):
+    status, code = 500, "step_failed"
+
+
+class Unavailable(PolyheadError):
+    status, code = 503, "unavailable"
+
+
+class Stopped(PolyheadError):
+    status, code = 503, "stopped"
+
+
+class Expired(PolyheadError):
+    status, code = 504, "expired"
+
+
+class NoRoom(PolyheadError):
+    status, code = 507, "insufficient_memory"
+
+
+def outward(text: str, *folders: str) -> str:
+    """What may be said of it to whoever is not at the machine: of paths the last name, of addresses none.
+
+    `folders` are such as have spaces in their names, maybe, and would not be recognised.
+    """
+    for folder in folders:
+        text = text.replace(f"{folder}/", "") if folder not in (".", "/") else text
+    return PLACE.sub(lambda found: found["name"], ADDRESS.sub("a URL", text))
+
+
+def sentence(error: BaseException) -> str:
+    """The first line of what went wrong; libraries add hints and stacks below it."""
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
+
+
+def spoken(error: Exception) -> str:
+    """The same for clients."""
+    return outward(sentence(error), str(PurePath(getattr(error, "file", "")).parent))

@@ -1,0 +1,277 @@
+"""The worker of encoder-only models: whole texts, batched by tokens.
+
+Knows tokens, states and what a head makes of them; no labels, no text.  The one idea: texts lie end to end, so the
+dense layers compute no padding, and a step is filled by tokens, in the order of the queue (priority, fair shares,
+arrival); sorted by length within the step, so that neighbours in attention are alike.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby, pairwise
+from operator import attrgetter
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.network.lora import Lora
+
+from ..core.errors import BadRequest, StepFailed
+from ..core.request import (
+    Done,
+    Encode,
+    Failed,
+    Form,
+    Request,
+    Task,
+)
+from .fault_bisection import Trials
+from .head_outputs import (
+    EACH,
+    Answers,
+    Head,
+    read,
+)
+from .pending_requests import Pending
+from .worker import (
+    Answer,
+    Rehearsal,
+    Step,
+    StepReport,
+    Ticket,
+)
+
+Reader = tuple[Task, Head]  # what an adapter is for, and what makes that of states
+FORMS: dict[Form, Task] = {"tokens": "embed", "words": "fill"}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Texts of one step that one head reads in one way, from the row `first` of those that are wanted."""
+
+    reading: Task | Form
+    head: Head
+    requests: list[Encode]
+    starts: list[int]
+    first: int
+
+    def read(self, states: Tensor) -> Answers:
+        """What each is answered, of the step's states [M, W]."""
+        return read(self.reading, self.head, states[self.first :][: self.starts[-1]], self.starts, self.requests)
+
+
+class Encoder:
+    """Runs texts through an executor and a head, at most `token_budget` tokens a step, or one longer text.
+
+    Texts for different adapters of the network share a step, each read by its own head.
+    """
+
+    def __init__(self, executor: Executor, head: Head, *, model: str, task: Task, token_budget: int = 4096) -> None:
+        self.model, self.task = model, task
+        self._executor = executor
+        self._readers: dict[int, Reader] = {0: (task, head)}  # by the adapter whose they are
+        self._token_budget = token_budget
+        self._pending: Pending[Encode] = Pending()
+        self._batch: list[Ticket] = []  # of the step in progress
+        self._trials: Trials[Ticket] = Trials()
+
+    patient = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._pending)
+
+    def refuse(self, request: Request) -> None:
+        assert isinstance(request, Encode)
+        if not request.tokens:
+            raise BadRequest("the text has no tokens", param="input")
+        if request.segments and len(request.segments) != len(request.tokens):
+            raise BadRequest(f"{len(request.segments)} segments for {len(request.tokens)} tokens", param="input")
+        if request.rows and (request.rows[-1] >= len(request.tokens) or not ascending((-1, *request.rows))):
+            raise BadRequest(f"rows are to be of the {len(request.tokens)} tokens, in their order", param="input")
+        task, _ = self._readers[request.adapter]
+        if request.form and FORMS[request.form] != task:
+            raise BadRequest(f"a model that can {task} has no {request.form} to tell", param="input")
+        if request.top_k < 1:
+            raise BadRequest(f"top_k: at least 1, got {request.top_k}", param="top_k")
+
+    def attach(self, lora: Lora, task: Task, head: Head | None) -> int:
+        """Lay an adapter beside the network: requests name it by this number, never given again.
+
+        `head` reads what it computes, by default that of the worker.  Raises StepFailed where that is no number, and
+        what the executor raises.
+        """
+        number = self._executor.attach(lora)
+        self._readers[number] = task, head or self._readers[0][1]
+        try:
+            self._prove(number)
+        except StepFailed:
+            self.detach(number)
+            raise
+        return number
+
+    def detach(self, number: int) -> None:
+        """Nothing of it is here any more."""
+        del self._readers[number]
+        self._executor.detach(number)
+
+    def submit(self, ticket: Ticket) -> None:
+        request = ticket.request
+        assert isinstance(request, Encode)
+        self._pending.add(ticket, request)
+
+    def abort(self, ticket: Ticket) -> None:
+        if ticket in self._pending:
+            self._pending.remove(ticket)
+
+    def hold(self, ticket: Ticket) -> None:
+        """An answer of one event is never behind."""
+
+    def resume(self, ticket: Ticket) -> None:
+        """See `hold`."""
+
+    def expire(self, now: float) -> list[Answer]:
+        late = self._pending.late(now)
+        for ticket, _ in late:
+            self._pending.remove(ticket)
+        return late
+
+    def step(self) -> Step:
+        self._batch = batch = self._next_batch()
+        rows, groups = self._rows([self._pending[ticket] for ticket in batch])
+        began = perf_counter()
+        with torch.inference_mode():
+            states = self._executor.step(rows)  # [M, W]
+            computed = perf_counter()
+            found = [event for group in groups for event in group.read(states)]
+        ended = perf_counter()
+        for ticket in batch:
+            ticket.course.begun = began
+        report = StepReport(
+            model=self.model,
+            task=self.task,
+            sequences=len(batch),
+            tokens=len(rows.tokens),
+            padding=self._executor.padding(rows),
+            forward_s=computed - began,
+            sample_s=ended - computed,
+            running=0,
+            waiting=self._pending.waiting,
+            queue_s=[began - ticket.submitted for ticket in batch],
+        )
+        answers = self._answers(found)
+        self._batch = []  # a ticket leads back to its worker, and whoever drops that wants the memory at once
+        return Step(answers, report)
+
+    def fail(self) -> list[Answer]:
+        error = StepFailed("the step that computed this request failed")
+        guilty = self._trials.failed(self._batch)
+        for ticket in guilty:
+            self._pending.remove(ticket)
+        return [(ticket, Failed(error)) for ticket in guilty]
+
+    def prove(self) -> None:
+        self._prove(0)
+
+    def _prove(self, adapter: int) -> None:
+        rows, [group] = self._rows([Encode("proof", (0,), adapter=adapter)])
+        with torch.inference_mode():
+            scores = group.head(self._executor.step(rows), group.starts)
+        if not scores.isfinite().all():
+            raise StepFailed("the answer to token 0 is not finite")
+
+    def check(self) -> None:
+        """Assert that nobody is kept who has left."""
+        self._pending.check()
+
+    def warm_up(self, breathe: Callable[[], None] = lambda: None) -> None:
+        """Runs four texts of different lengths, closed and raw."""
+        for length, raw in ((8, False), (16, True), (24, False), (32, True)):
+            self.submit(Rehearsal(Encode("warm-up", (0,) * length, raw=raw)))
+        while self.busy:
+            self.step()
+            breathe()
+
+    def _next_batch(self) -> list[Ticket]:
+        """What is left of a step that failed, or else the next in the queue, in order."""
+        self._batch = []
+        while self._trials:
+            batch = [ticket for ticket in self._trials.next() if ticket in self._pending]
+            if batch:
+                return batch
+        batch, room = [], self._token_budget
+        while (ticket := self._pending.first()) is not None:
+            tokens = len(self._pending[ticket].tokens)
+            if batch and tokens > room:
+                break
+            self._pending.begin(ticket)
+            room -= tokens
+            batch.append(ticket)
+        return sorted(batch, key=lambda ticket: order(self._pending[ticket]))
+
+    def _rows(self, requests: list[Encode]) -> tuple[Rows, list[Group]]:
+        """The texts laid out, and who reads which of the rows that are wanted: neighbours that one head reads alike."""
+        rows, groups, first = lay_out(requests), list[Group](), 0
+        for (adapter, form), alike in groupby(requests, key=attrgetter("adapter", "form")):
+            members = list(alike)
+            task, own = self._readers[adapter]
+            head = EACH if form == "tokens" else own
+            shown, counts = rows_of(members, rows.starts[first])
+            wanted, starts = head.wanted(list(accumulate(counts, initial=0)))
+            groups.append(Group(form or task, head, members, starts, len(rows.wanted)))
+            rows.wanted.extend(shown[row] for row in wanted)
+            first += len(members)
+        return rows, groups
+
+    def _answers(self, found: Answers) -> list[Answer]:
+        answers: list[Answer] = []
+        for ticket, event in zip(self._batch, found, strict=True):
+            tokens = len(self._pending[ticket].tokens)
+            self._pending.remove(ticket)
+            if event is not None:
+                answers.append((ticket, event))
+                answers.append((ticket, Done("encoded", tokens)))
+            else:
+                error = StepFailed(f"model {self.model!r} computed numbers that are not finite for this request")
+                answers.append((ticket, Failed(error)))
+        return answers
+
+
+def order(request: Encode) -> tuple[int, str, int]:
+    """Within a step: those of one adapter that one head reads together, the shortest first."""
+    return request.adapter, request.form, len(request.tokens)
+
+
+def lay_out(requests: list[Encode]) -> Rows:
+    """The texts end to end; which states are wanted is the head's to say."""
+    tokens: list[int] = []
+    positions: list[int] = []
+    starts = [0]
+    for request in requests:
+        tokens += request.tokens
+        positions += range(len(request.tokens))
+        starts.append(len(tokens))
+    segments = None
+    if any(request.segments for request in requests):
+        segments = [segment for request in requests for segment in request.segments or (0,) * len(request.tokens)]
+    adapters = [request.adapter for request in requests]
+    return Rows(
+        tokens, positions, starts, [[]] * len(requests), [], segments, adapters=adapters if any(adapters) else None
+    )
+
+
+def rows_of(requests: list[Encode], start: int) -> tuple[Sequence[int], list[int]]:
+    """What their heads are shown of texts laid out from row `start` on, and how much of each text that is."""
+    if not any(request.rows for request in requests):
+        counts = [len(request.tokens) for request in requests]
+        return range(start, start + sum(counts)), counts
+    shown: list[int] = []
+    for request in requests:
+        shown += [start + row for row in request.rows or range(len(request.tokens))]
+        start += len(request.tokens)
+    return shown, [len(request.rows or request.tokens) for request in requests]
+
+
+def ascending(numbers: tuple[int, ...]) -> bool:
+    return all(a < b for a, b in pairwise(numbers))

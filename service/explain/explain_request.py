@@ -1,0 +1,397 @@
+"""Why a model answers so: from what a client asks to what the engine is asked.
+
+Knows text, tokens and answers, no HTTP and no tensor.  The one idea: what is explained is what was answered, so that
+comes first; then its label, its span or its words are found again among the tokens, as cells of the head's scores.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any, Literal, cast
+
+from polyhead.models.tokenizer import Encoding
+
+from ..core.errors import BadRequest, TooLong
+from ..core.model import Model
+from ..core.request import (
+    Explain,
+    Generate,
+    Goal,
+    Method,
+    Task,
+    Terms,
+)
+from ..text.entities import Entity
+from ..text.inputs import OUTSIDE, Read, Reading
+from ..text.pipelines import (
+    Found,
+    Guessed,
+    Reply,
+    Scores,
+    Tagged,
+)
+from ..text.prompts import Chat, Prompt
+
+Baseline = Literal["auto", "pad", "mask", "unk", "eos", "zero"]
+Layout = Mapping[str, tuple[int, int]]  # layers and heads of each kind of attention
+SHOWING: tuple[Method, ...] = ("attention", "attention_rollout", "attention_flow")
+PATHS: tuple[Method, ...] = ("attention_rollout", "attention_flow")
+MOST_FLOWING = 64  # tokens: a flow is computed for each of them, in a time that grows with the third power
+MOST_WEIGHTS = 1 << 23  # that are computed for one explanation, however few of them are told
+LONGEST_QUOTE = 60
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What of an answer is to be explained; of these each task has its own (`FIELDS`)."""
+
+    label: str | int | None = None
+    start: int | None = None
+    end: int | None = None
+    token: int | None = None
+    mask: int | None = None
+    word: str | None = None
+    text: str | None = None
+
+    @property
+    def given(self) -> list[str]:
+        return [name for name in self.__slots__ if getattr(self, name) is not None]
+
+
+NOTHING = Target()
+FIELDS: Mapping[Task, tuple[str, ...]] = {
+    "classify": ("label",),
+    "rank": (),
+    "tag": ("label", "start", "end", "token"),
+    "span": ("start", "end"),
+    "fill": ("mask", "word"),
+    "embed": ("text",),
+    "generate": ("text",),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Why:
+    """How an answer is to be explained.  `top_k`: of each row of weights only so many are told, 0: all.  `packed`: as
+    base64, of `half` the precision."""
+
+    method: Method = "attention"
+    target: Target = NOTHING
+    layers: tuple[int, ...] = ()
+    heads: tuple[int, ...] = ()
+    top_k: int = 0
+    packed: bool = False
+    half: bool = False
+    steps: int = 50
+    baseline: Baseline = "auto"
+    window: int = 1
+    max_tokens: int = 16
+
+    @property
+    def attributes(self) -> bool:
+        """Whether it says what a score is made of; else where the network looks."""
+        return self.method not in SHOWING
+
+    @property
+    def needs_target(self) -> bool:
+        return self.attributes or self.method in PATHS
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A token as it is told: of which of the caller's texts, code points [start, end) of it; None: of none."""
+
+    id: int
+    piece: str
+    special: bool
+    output: bool = False
+    text: int | None = None
+    start: int | None = None
+    end: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A goal for people: what it is, and how likely the server says it is (nan: it does not)."""
+
+    goal: Goal
+    what: Mapping[str, Any]
+    probability: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is explained: tokens as they are shown and as the network has them, and the goals."""
+
+    shown: tuple[Shown, ...]
+    tokens: tuple[int, ...]
+    segments: tuple[int, ...] = ()
+    source: tuple[int, ...] = ()
+    beside: tuple[int, ...] = ()
+    told: tuple[Told, ...] = ()
+    output: str = ""
+
+    @property
+    def kept(self) -> frozenset[int]:
+        """The places of tokens that nobody wrote."""
+        return frozenset(index for index, token in enumerate(self.shown) if token.special)
+
+
+def check_target(model: Model, why: Why) -> None:
+    """Raises BadRequest where it is asked about what such a model does not say."""
+    fit = FIELDS[model.task]
+    for name in why.target.given:
+        if name not in fit:
+            has = f"there it has {', '.join(fit)}" if fit else "there is nothing to choose"
+            message = f"target.{name}: a model of the task {model.task} is not asked so; {has}"
+            raise BadRequest(message, param=f"target.{name}")
+    if model.task == "embed" and why.attributes and why.target.text is None:
+        message = "target.text: a vector is explained by what it is compared with: give the other text"
+        raise BadRequest(message, param="target.text")
+    for first, second in (("start", "end"), ("end", "start")):
+        if first in why.target.given and second not in why.target.given:
+            raise BadRequest(f"target.{second}: must stand beside target.{first}", param=f"target.{second}")
+
+
+def check_room(model: Model, before: int, said: int) -> None:
+    """Raises TooLong where the model could not have said so much after so long a prompt."""
+    if before + said > model.max_tokens:
+        message = f"target.text: {said} tokens after {before}, the model takes {model.max_tokens}"
+        raise TooLong(message, param="target.text")
+
+
+# What is read
+
+
+def reading_of(model: Model, given: str | tuple[str, str], why: Why) -> Reading:
+    """The text, and what else it takes to know what is to be explained."""
+    beside = [why.target.text] if model.task == "embed" and why.target.text is not None else []
+    inputs, names = (given, *beside), ("input", *("target.text" for _ in beside))
+    words = (why.target.word,) if why.target.word is not None else ()
+    return Reading(field="input", inputs=inputs, names=names, ignored=frozenset(), targets=words, placed=True, top_k=1)
+
+
+def subject_of(reads: Sequence[Read]) -> Subject:
+    first = reads[0]
+    [request, *_] = first.requests
+    part = first.parts[0]
+    shown = tuple(shown_of(part))
+    beside = reads[1].requests[0].tokens if len(reads) > 1 else ()
+    return Subject(shown, request.tokens, request.segments, beside=beside)
+
+
+def shown_of(part: Encoding) -> list[Shown]:
+    rows = zip(part.ids, part.pieces, part.special, part.texts, part.offsets, strict=True)
+    return [
+        Shown(id, piece, True) if special else Shown(id, piece, False, False, text or 0, *span)
+        for id, piece, special, text, span in rows
+    ]
+
+
+def told_of(model: Model, why: Why, read: Read, reply: Reply) -> Told:
+    """What is to be explained of the answer.  Raises BadRequest if it does not say what was asked about."""
+    return CHOICES[model.task](model, why.target, read, reply)
+
+
+def compared(why: Why) -> tuple[Told, ...]:
+    """An embedding says nothing by itself, but how near it is to another."""
+    return (Told(((0, 0),), {"kind": "similarity", "text": why.target.text}),)
+
+
+def label(model: Model, target: Target, read: Read, reply: Reply) -> Told:  # noqa: ARG001
+    values = cast(Scores, reply).values
+    column = max(range(len(values)), key=values.__getitem__) if target.label is None else column_of(model, target.label)
+    name = model.labels[column] if column < len(model.labels) else str(column)
+    return Told(((0, column),), {"kind": "label", "label": name, "index": column}, values[column])
+
+
+def column_of(model: Model, label: str | int) -> int:
+    names = list(model.labels)
+    column = label if isinstance(label, int) else names.index(label) if label in names else -1
+    if not 0 <= column < len(names):
+        quoted = repr(label)[:LONGEST_QUOTE]
+        message = f"target.label: {model.name} has no label {quoted}; there are: {', '.join(names[:20])}"
+        raise BadRequest(message, param="target.label")
+    return column
+
+
+def relevance(model: Model, target: Target, read: Read, reply: Reply) -> Told:  # noqa: ARG001
+    name = model.labels[0] if model.labels else "relevance"
+    return Told(((0, 0),), {"kind": "label", "label": name, "index": 0}, cast(Scores, reply).values[0])
+
+
+def tag(model: Model, target: Target, read: Read, reply: Reply) -> Told:  # noqa: ARG001
+    """A token's label, or those of the tokens that stand in a stretch of the text, added up."""
+    chosen = labelled(target, cast(Tagged, reply).entities)
+    columns = [column_of(model, each.label if target.label is None else target.label) for each in chosen]
+    goal = tuple((each.index, column) for each, column in zip(chosen, columns, strict=True))
+    name = model.labels[columns[0]]
+    what = {"kind": "tag", "token": chosen[0].index, "label": name, "start": chosen[0].start, "end": chosen[-1].end}
+    return Told(goal, what, chosen[0].score if target.label is None else None)
+
+
+def labelled(target: Target, every: Sequence[Entity]) -> list[Entity]:
+    """The tokens that are asked about; the surest that has a label worth telling where none is."""
+    if target.token is not None:
+        chosen = [each for each in every if each.index == target.token]
+        wrong = f"target.token: {target.token} is no token of the text, these are: {indexes(every)}"
+    elif target.start is not None and target.end is not None:
+        chosen = [each for each in every if each.start < target.end and each.end > target.start]
+        wrong = f"target.start: no token of the text stands between {target.start} and {target.end}"
+    else:
+        sure = [each for each in every if each.label not in OUTSIDE]
+        chosen = [max(sure, key=lambda each: each.score)] if sure else []
+        wrong = "target: nothing in the text is labelled; say which token by target.start and target.end"
+    if not chosen:
+        raise BadRequest(wrong, param=wrong.partition(":")[0])
+    return chosen
+
+
+def indexes(every: Sequence[Entity]) -> str:
+    return f"{every[0].index} to {every[-1].index}" if every else "none"
+
+
+def span(model: Model, target: Target, read: Read, reply: Reply) -> Told:  # noqa: ARG001
+    """Where the answer begins and where it ends."""
+    context, part = str(read.given[1]), read.parts[0]
+    best = cast(Found, reply).answers[0]
+    start, end = (best.start, best.end) if target.start is None or target.end is None else (target.start, target.end)
+    rows = [
+        row
+        for row, (text, (first, last)) in enumerate(zip(part.texts, part.offsets, strict=True))
+        if text == 1 and first < end and last > start
+    ]
+    if not rows:
+        message = f"target.start: no token of the context stands between {start} and {end}"
+        raise BadRequest(message, param="target.start")
+    what = {"kind": "span", "start": start, "end": end, "text": context[start:end]}
+    same = (start, end) == (best.start, best.end)
+    return Told(((rows[0], 0), (rows[-1], 1)), what, best.score if same else None)
+
+
+def word(model: Model, target: Target, read: Read, reply: Reply) -> Told:  # noqa: ARG001
+    masks, number = cast(Guessed, reply).masks, target.mask or 0
+    if not 0 <= number < len(masks):
+        message = f"target.mask: the text has {len(masks)} masks, counted from 0, got {number}"
+        raise BadRequest(message, param="target.mask")
+    best = masks[number][0]
+    what = {"kind": "word", "mask": number, "word": best.text, "id": best.token}
+    return Told(((read.requests[0].rows[number], best.token),), what, best.score)
+
+
+CHOICES: Mapping[Task, Callable[[Model, Target, Read, Reply], Told]] = {
+    "classify": label,
+    "rank": relevance,
+    "tag": tag,
+    "span": span,
+    "fill": word,
+}
+
+
+# What is written
+
+
+def written_subject(model: Model, prompt: Prompt, asked: Generate, tokens: Sequence[int]) -> Subject:
+    """A prompt and what was written after it, each token of which is a goal."""
+    shown = prompt_shown(model, prompt, asked.source or asked.tokens)
+    opening = asked.tokens if asked.source else ()
+    answer = [Shown(id, model.tokenizer.piece(id), True, output=True) for id in opening]
+    answer += [Shown(id, model.tokenizer.piece(id), model.tokenizer.is_special(id), output=True) for id in tokens]
+    first, before = len(shown) + len(opening), len(asked.tokens)
+    told = tuple(
+        Told(((before - 1 + n, id),), {"kind": "token", "token": first + n, "id": id}) for n, id in enumerate(tokens)
+    )
+    return Subject(
+        shown=(*shown, *answer),
+        tokens=(*asked.tokens, *tokens),
+        source=asked.source,
+        told=told,
+        output=model.tokenizer.decode(tokens),
+    )
+
+
+def prompt_shown(model: Model, prompt: Prompt, ids: Sequence[int]) -> list[Shown]:
+    """The prompt's tokens, and where in the caller's own texts each stands, as far as it stands there as it is."""
+    if isinstance(prompt, str):
+        [part] = model.tokenizer.encode_batch([prompt])
+        if part.ids == list(ids):
+            return shown_of(part)
+    texts = [prompt] if isinstance(prompt, str) else []
+    texts += [content_of(message) for message in prompt.messages] if isinstance(prompt, Chat) else []
+    places = found_again([model.tokenizer.piece_bytes(id) for id in ids], texts)
+    return [
+        Shown(id, model.tokenizer.piece(id), model.tokenizer.is_special(id), False, *where)
+        for id, where in zip(ids, places, strict=True)
+    ]
+
+
+def content_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    return content if isinstance(content, str) else ""
+
+
+Place = tuple[int | None, int | None, int | None]
+NOWHERE: Place = (None, None, None)
+
+
+def found_again(pieces: Sequence[bytes], texts: Sequence[str]) -> list[Place]:
+    """Where pieces of a prompt stand in the texts that a template wrote into it, one after the other."""
+    whole, starts = b"".join(pieces), list[int]()
+    at = 0
+    for piece in pieces:
+        starts.append(at)
+        at += len(piece)
+    places, cursor = [NOWHERE] * len(pieces), 0
+    for index, text in enumerate(texts):
+        sought = text.strip().encode()
+        begin = whole.find(sought, cursor) if sought else -1
+        if begin < 0:
+            continue
+        cursor, lead = begin + len(sought), len(text) - len(text.lstrip())
+        begun = list(accumulate(byte & 0xC0 != 0x80 for byte in sought))  # code points, up to each byte
+        for row in range(max(bisect_right(starts, begin) - 1, 0), bisect_left(starts, cursor)):
+            start = starts[row]
+            first, last = max(start, begin), min(start + len(pieces[row]), cursor)
+            if first < last:
+                places[row] = index, lead + begun[first - begin] - 1, lead + begun[last - begin - 1]
+    return places
+
+
+# What the engine is asked
+
+
+def request_of(model: Model, why: Why, subject: Subject, id: str, terms: Terms) -> Explain:
+    return Explain(
+        id=id,
+        tokens=subject.tokens,
+        method=why.method,
+        segments=subject.segments,
+        source=subject.source,
+        goals=tuple(told.goal for told in subject.told) if why.attributes else (),
+        layers=why.layers,
+        heads=why.heads,
+        steps=why.steps,
+        baseline=baseline_of(model, why),
+        kept=subject.kept,
+        window=why.window,
+        beside=subject.beside,
+        terms=terms,
+    )
+
+
+def baseline_of(model: Model, why: Why) -> int:
+    """The token that stands for nothing; -1: no vector."""
+    words = model.tokenizer
+    known = {"pad": words.pad_id, "mask": words.mask_id, "unk": words.unk_id, "eos": words.eos_id}
+    there = {name: id for name, id in known.items() if id is not None}
+    if why.baseline == "zero" or (why.baseline == "auto" and why.method != "occlusion" and "pad" not in there):
+        if why.method == "occlusion":
+            message = f"baseline: what is hidden must be a token; {model.name} has {', '.join(there) or 'none'}"
+            raise BadRequest(message, param="baseline")
+        return -1
+    name = next(iter(there), "") if why.baseline == "auto" else why.baseline
+    if name not in there:
+        has = f"{model.name} has no token for {name or 'nothing'}; there are: {', '.join((*there, 'zero'))}"
+        raise BadRequest(f"baseline: {has}", param="baseline")
+    return there[name]

@@ -1,0 +1,198 @@
+"""What an explanation is told as: one object, the same in every dialect that has one; and how large it may be.
+
+Knows what was asked and what came of it, no HTTP and no tensor.  The one idea: whatever it says it says of `tokens`, a
+list that comes first: attributions are a number for each, rows and columns of weights are indexes into it.
+"""
+
+import base64
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..config.settings import Settings
+from ..core.errors import AnswerTooLarge, BadRequest
+from ..core.model import Model
+from ..core.request import Attribution, Explained, Weights
+from .explain_request import (
+    MOST_FLOWING,
+    MOST_WEIGHTS,
+    PATHS,
+    Layout,
+    Subject,
+    Told,
+    Why,
+)
+
+DIGITS = 11  # bytes of a number as JSON, about
+PAIR = 17  # of a column and a weight
+TOLERANCE = 0.05  # of the difference that attributions make up: how much may be missing
+ROUNDING = 1e-4
+Array = NDArray[np.float32]
+
+
+# How large
+
+
+def check_size(why: Why, subject: Subject, layout: Layout, settings: Settings) -> None:
+    """Raises BadRequest for layers and heads that are not there, AnswerTooLarge with what would be less."""
+    tokens = len(subject.shown)
+    check_length(tokens, settings)
+    if why.method == "attention_flow" and tokens > MOST_FLOWING:
+        message = f"input: {tokens} tokens, a flow is computed for at most {MOST_FLOWING}; ask for attention_rollout"
+        raise AnswerTooLarge(message, param="input")
+    if why.method == "attention":
+        check_weights(why, subject, layout, settings.explain_mib)
+
+
+def check_length(tokens: int, settings: Settings) -> None:
+    if tokens > settings.explain_tokens:
+        message = f"input: {tokens} tokens, at most {settings.explain_tokens} are explained; ask about less text"
+        raise AnswerTooLarge(message, param="input")
+
+
+def check_weights(why: Why, subject: Subject, layout: Layout, mib: int) -> None:
+    check_there("layers", why.layers, max((layers for layers, _ in layout.values()), default=0))
+    check_there("heads", why.heads, max((heads for _, heads in layout.values()), default=0))
+    raw = pairs = 0
+    for kind, (layers, heads) in layout.items():
+        rows, columns = (len(some) for some in sides(kind, subject))
+        maps = len(why.layers or range(layers)) * len(why.heads or range(heads))
+        raw += maps * rows * columns
+        pairs += maps * rows * min(why.top_k, columns)
+    told = pairs * PAIR if why.top_k else raw * (DIGITS if not why.packed else 2.67 if why.half else 5.34)
+    if told > mib << 20 or raw > MOST_WEIGHTS:
+        most = f"at most {MOST_WEIGHTS} are computed and {mib} MiB told"
+        size = f"would be {raw} weights, {math.ceil(told / 2**20)} MiB; {most}"
+        message = f"layers: this {size}: ask for fewer layers or heads, a top_k, or encoding base64 with dtype float16"
+        raise AnswerTooLarge(message, param="layers")
+
+
+def check_there(field: str, asked: Sequence[int], count: int) -> None:
+    for number in asked:
+        if number >= count:
+            raise BadRequest(f"{field}: the network has {count}, counted from 0, got {number}", param=field)
+
+
+# What is told
+
+
+def written(id: str, model: Model, why: Why, subject: Subject, found: Explained) -> dict[str, Any]:
+    return {
+        "id": id,
+        "model": model.name,
+        "task": model.task,
+        "method": why.method,
+        "computed_in": "float32",
+        "tokens": [token_of(index, subject) for index in range(len(subject.shown))],
+        "output": subject.output,
+        "attributions": [*attributions(why, subject, found)],
+        "attention": [weights_of(why, subject, each) for each in found.weights],
+        "usage": usage(subject),
+    }
+
+
+def token_of(index: int, subject: Subject) -> dict[str, Any]:
+    token = subject.shown[index]
+    return {
+        "index": index,
+        "id": token.id,
+        "token": token.piece,
+        "special": token.special,
+        "part": "output" if token.output else "input",
+        "text": token.text,
+        "start": token.start,
+        "end": token.end,
+    }
+
+
+def usage(subject: Subject) -> dict[str, int]:
+    written = sum(token.output for token in subject.shown)
+    every = len(subject.shown)
+    return {"prompt_tokens": every - written, "completion_tokens": written, "total_tokens": every}
+
+
+def attributions(why: Why, subject: Subject, found: Explained) -> Iterator[dict[str, Any]]:
+    if why.method in PATHS:
+        matrix = np.asarray(found.weights[0].values)[0, 0]
+        for told in subject.told or (None,):
+            yield attributed(told, looked(matrix, told, found), subject)
+    for told, each in zip(subject.told, found.attributions, strict=False):
+        said = attributed(told, np.asarray(each.values), subject)
+        said["target"]["score"] = each.score
+        if why.method == "integrated_gradients":
+            said["completeness"] = completeness(each)
+        yield said
+
+
+def looked(matrix: Array, told: Told | None, found: Explained) -> Array:
+    """Of a rollout or a flow the row that answers; the mean of those, where several do."""
+    rows = [row for row, _ in told.goal] if told and not found.answering else list(found.answering)
+    return np.asarray(matrix[rows or [len(matrix) - 1]].mean(axis=0), np.float32)
+
+
+def attributed(told: Told | None, values: Array, subject: Subject) -> dict[str, Any]:
+    target: dict[str, Any] = {**told.what} if told else {"kind": "text"}
+    if told is not None and told.probability is not None:
+        target["probability"] = told.probability
+    padded = np.zeros(len(subject.shown), np.float32)  # what was written later has no part in it
+    padded[: len(values)] = values
+    return {"target": target, "tokens": padded, "characters": [*stretches(subject, padded)]}
+
+
+def stretches(subject: Subject, values: Array) -> Iterator[dict[str, Any]]:
+    """The same on the caller's characters; tokens that are parts of one character are added up."""
+    sums: dict[tuple[int, int, int], float] = {}
+    for token, value in zip(subject.shown, values.tolist(), strict=True):
+        if token.text is not None and token.start is not None and token.end is not None and token.start < token.end:
+            place = (token.text, token.start, token.end)
+            sums[place] = sums.get(place, 0.0) + value
+    for (text, start, end), score in sums.items():
+        yield {"text": text, "start": start, "end": end, "score": score}
+
+
+def completeness(each: Attribution) -> dict[str, Any]:
+    """They are to add up to what the text scores beyond nothing (Sundararajan et al. 2017, arXiv:1703.01365)."""
+    difference, total = each.score - each.baseline, float(np.asarray(each.values).sum(dtype=np.float64))
+    delta = total - difference
+    holds = abs(delta) <= TOLERANCE * abs(difference) + ROUNDING
+    return {"difference": difference, "sum": total, "delta": delta, "holds": holds}
+
+
+def weights_of(why: Why, subject: Subject, each: Weights) -> dict[str, Any]:
+    values = np.asarray(each.values)
+    rows, columns = sides(each.kind, subject)
+    said = {"kind": each.kind, "layers": each.layers, "heads": each.heads, "rows": [*rows], "columns": [*columns]}
+    return {**said, "shape": values.shape, **numbers_of(why, values, columns)}
+
+
+def sides(kind: str, subject: Subject) -> tuple[range, range]:
+    """The tokens that look, and those that are looked at."""
+    read, every = len(subject.source), len(subject.shown)
+    match kind:
+        case "cross":
+            return range(read, every), range(read)
+        case "decoder":
+            return range(read, every), range(read, every)
+        case _ if read:
+            return range(read), range(read)
+        case _:
+            return range(every), range(every)
+
+
+def numbers_of(why: Why, values: Array, columns: range) -> Mapping[str, Any]:
+    if why.top_k and why.method == "attention":
+        return {"top": [[[[*largest(row, why.top_k, columns)] for row in head] for head in layer] for layer in values]}
+    if why.packed:
+        dtype = np.dtype("<f2" if why.half else "<f4")
+        packed = base64.b64encode(np.ascontiguousarray(values, dtype).tobytes()).decode()
+        return {"values": {"dtype": "float16" if why.half else "float32", "data": packed}}
+    return {"values": np.ascontiguousarray(values)}
+
+
+def largest(row: Array, count: int, columns: range) -> Iterator[tuple[int, float]]:
+    order = np.argsort(-row, kind="stable")[:count]
+    for column in order.tolist():
+        yield columns[column], float(row[column])

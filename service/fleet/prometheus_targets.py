@@ -1,0 +1,26 @@
+"""Where Prometheus finds the pages of replicas: its HTTP service discovery, said by whoever speaks for them.
+
+Knows of replicas no more than their lines.
+"""
+
+from typing import Any, cast
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+
+from .replica_set import Roll
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/metrics/targets", summary="The replicas' own metrics, for Prometheus' http_sd_configs.")
+async def targets(request: Request) -> JSONResponse:
+    """A target for each replica that is connected, with its deployment and name as labels for relabeling."""
+    roll = cast(Roll, request.app.state.server.registry.roll)
+    return JSONResponse([target(deployment, name, at) for deployment, name, at in roll.pages()])
+
+
+def target(deployment: str, name: str, at: tuple[str, int]) -> dict[str, Any]:
+    host, port = at
+    labels = {"__meta_polyhead_deployment": deployment, "__meta_polyhead_replica": name}
+    return {"targets": [f"[{host}]:{port}" if ":" in host else f"{host}:{port}"], "labels": labels}

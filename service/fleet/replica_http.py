@@ -1,0 +1,72 @@
+"""What can be seen of a replica over HTTP: its health and its metrics, and nothing to be asked.
+
+Knows no model.  The checks of the header Host and of the key for /metrics are those of a server
+(`service.api.access.middleware`)."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from fastapi import FastAPI
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from ..api.access.app_state import Server
+from ..api.access.auth import authorization
+from ..api.operations.health import router
+from ..api.shared.openai_errors import write_error
+from ..core.errors import PolyheadError
+from ..server.process import configured, edge_of
+
+
+class Checked:
+    """ASGI middleware: refuses what a server would refuse, before anything is computed."""
+
+    def __init__(self, app: ASGIApp, server: Server) -> None:
+        self.app, self.server = app, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self.check(scope)
+        except PolyheadError as error:
+            headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
+            refusal = JSONResponse(write_error(error), error.status, headers)
+            await refusal(scope, receive, send)
+        else:
+            await self.app(scope, receive, send)
+
+    def check(self, scope: Scope) -> None:
+        """Raises Misdirected, ForeignOrigin, Unauthorized or Forbidden."""
+        headers, keys = Headers(scope=scope), self.server.keys
+        self.server.origins.check_host(headers, scope)
+        self.server.origins.check_origin(scope["method"], headers)
+        kind = keys.scope(scope["path"], scope["method"])
+        keys.check(keys.shown(kind, authorization(headers, scope["path"])), kind)
+
+
+class Window(uvicorn.Server):
+    """Serves beside whatever else the process does, which is who hears signals."""
+
+    def __init__(self, server: Server, listener: socket.socket) -> None:
+        app = FastAPI(openapi_url=None)
+        app.state.server = server
+        app.include_router(router)
+        app.add_middleware(Checked, server=server)
+        host = str(listener.getsockname()[0])
+        server.origins.listen(host, host)
+        super().__init__(configured(app, edge_of(server.settings, server), lifespan="off"))
+        self._listener = listener
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def open(self) -> None:
+        self._serving = asyncio.create_task(self.serve([self._listener]))
+
+    async def close(self) -> None:
+        self.should_exit = True
+        await self._serving

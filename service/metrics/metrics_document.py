@@ -1,0 +1,97 @@
+"""docs/metrics.md, written from the tables: what there is cannot be documented otherwise than it is.
+
+Knows no values.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from . import vllm_names as borrowed
+from .metric_table import (
+    LENGTHS,
+    PROCESS,
+    SECONDS,
+    SECTIONS,
+    SEQUENCES,
+    TOKENS,
+    VALUES,
+    Metric,
+)
+
+OPENING = """# Metrics
+
+What `GET /metrics` says. Written by `python -m polyhead.service.metrics > docs/metrics.md` from the tables that the
+page itself is made of ([declared](../service/metrics/declared.py), [borrowed](../service/metrics/borrowed.py)); a
+[test](../tests/test_metrics_page.py) asks a server after real traffic and compares.
+
+- The page comes in the text format of Prometheus or, where `Accept` asks for it, as OpenMetrics; gzipped where
+  `Accept-Encoding` takes that.
+- All series of a model are there from the moment it is ready, at zero; the size of its cache from its first step on.
+  What a model counted stays after it was unloaded.
+- No label takes anything from a client: names that are not served, paths, methods and keys add no series.
+- What stands under Replicas is said by an ingress alone, which sends to replicas; each of these has a page of its own.
+- Times are seconds, sizes are tokens. What only grows ends in `_total`.
+- In OpenMetrics the histograms marked * carry exemplars, `{trace_id="..."}`, of requests whose trace is kept.
+- **alert**: the rules in deploy/prometheus that look at it. `PolyheadDown` looks at Prometheus's own `up`."""
+
+VLLM = """## Under vLLM's names
+
+With `--vllm-metrics true` what is said of generators is there once more, as vLLM (v1) calls it, so that dashboards and
+autoscalers made for it work unchanged (`vllm:num_requests_waiting`, `vllm:kv_cache_usage_perc`, ...). It is translated
+when the page is read; nothing is counted twice. Labels are `model_name`, a served name, and `engine`, always "0".
+Buckets are ours, not vLLM's. Encoders are not there, and neither is what has no counterpart here: times of a prefill
+and a decode phase (there are none), vLLM's configuration, its lists of adapters.
+
+`promtool check metrics` complains of these names, of their colons above all; without the switch it says nothing."""
+
+
+def document() -> str:
+    """The whole file."""
+    sections = [OPENING]
+    for title, metrics in SECTIONS.items():
+        rows = (described(metric) for metric in metrics)
+        sections += [f"## {title}", table(("name", "type", "labels", "unit", "meaning", "alert"), rows)]
+    sections += ["## Buckets", table(("unit", "of", "up to"), buckets())]
+    sections += ["## Labels", table(("label", "what it says"), labels())]
+    sections += ["## The process", "From prometheus_client, as for any Python process.", table(NAMES, process())]
+    sections += [VLLM, table(("name", "type", "labels", "made of"), compatible())]
+    return "\n\n".join(sections) + "\n"
+
+
+NAMES = ("names", "meaning")
+
+
+def described(metric: Metric) -> Sequence[str]:
+    kind = f"{metric.kind}*" if metric.exemplars else metric.kind
+    return f"`{metric.exposed}`", kind, quoted(metric.labels), metric.unit, metric.text, metric.alert
+
+
+def buckets() -> Iterator[Sequence[str]]:
+    for unit, of, bounds in (
+        ("seconds", "every `_seconds`", SECONDS),
+        ("sequences", "`polyhead_batch_sequences`", SEQUENCES),
+        ("tokens", "`polyhead_batch_tokens`", TOKENS),
+        ("tokens", "`polyhead_request_*_tokens`", LENGTHS),
+    ):
+        yield unit, of, ", ".join(f"{bound:.10g}" for bound in bounds)
+
+
+def labels() -> Iterator[Sequence[str]]:
+    return ((f"`{label}`", values) for label, values in VALUES.items())
+
+
+def process() -> Iterator[Sequence[str]]:
+    return ((f"`{begin}*`", text) for begin, text in PROCESS.items())
+
+
+def compatible() -> Iterator[Sequence[str]]:
+    for one in borrowed.TABLE:
+        yield f"`{one.exposed}`", one.kind, quoted((*borrowed.LABELS, *one.labels)), one.text
+
+
+def quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "\n".join(f"| {' | '.join(cells)} |".replace("|  |", "| |") for cells in lines)

@@ -1,0 +1,93 @@
+"""Memory for requests: their bodies, their texts while they are made tokens, their tokens and their answers.
+
+Models are loaded within a budget.  What is left beside it is for requests, and a call for which it is not enough is
+refused before it is read: otherwise a few large calls would have the system end the process.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from threading import Lock
+
+from ..core.errors import BodyTooLarge, Overloaded
+
+KEPT = 96 << 20  # bytes that libraries and the allocator may still take
+LEAST = 32 << 20  # for requests, whatever models hold: small ones are always answered
+BODY = 3  # bytes for each of a body: itself, the values made of it, and a copy while it is parsed
+CHARACTER = 160  # bytes for each of a text while it is made tokens, at worst one token each
+TOKEN = 40  # bytes for each in flight
+NUMBER = 40  # bytes for each of a computed answer: a Python float, its place in a list, and a copy as float32
+TEXT = 1536  # bytes for each text of a call: its request, its place in the queue, its outcome
+PLACED = 300  # bytes for each token of which it is kept where in its text it is
+STEP = 1 << 20  # bytes that are claimed at a time while an answer is written
+
+
+class Headroom:
+    """`free` bytes could be taken before any model was loaded; `held()` of them are taken by models and by tokens.
+
+    Any thread may call it.
+    """
+
+    def __init__(self, free: float = math.inf, held: Callable[[], int] = lambda: 0) -> None:
+        self._free, self._held = free, held
+        self._taken, self._lock = 0, Lock()
+
+    @property
+    def whole(self) -> float:
+        """Bytes for all requests together."""
+        return max(self._free - KEPT - self._held(), LEAST)
+
+    def take(self, size: int, what: str, before: int = 0) -> None:
+        """`before`: bytes that the same request has taken already.
+
+        Raises BodyTooLarge where it needs more than there is for all requests, Overloaded where others have it now.
+        """
+        with self._lock:
+            whole = self.whole
+            if before + size > whole:
+                need = mib(before + size)
+                raise BodyTooLarge(f"{what} takes about {need} MiB, and the server has {mib(whole)} for requests")
+            if self._taken + size > whole:
+                left = mib(whole - self._taken)
+                raise Overloaded(f"{what} takes about {mib(size)} MiB, and {left} are left by others", retry_after=1)
+            self._taken += size
+
+    def lacking(self, size: int) -> float:
+        """How many bytes of `size` cannot be taken now."""
+        with self._lock:
+            return max(self._taken + size - self.whole, 0)
+
+    def give(self, size: int) -> None:
+        with self._lock:
+            self._taken -= size
+
+    @contextmanager
+    def taken(self, size: int, what: str) -> Iterator[None]:
+        self.take(size, what)
+        try:
+            yield
+        finally:
+            self.give(size)
+
+
+class Claim:
+    """What one request has of it, until it is released."""
+
+    def __init__(self, headroom: Headroom) -> None:
+        self._headroom, self._size = headroom, 0
+
+    def grow(self, size: int, what: str) -> None:
+        """Raises as `Headroom.take` does."""
+        self._headroom.take(size, what, before=self._size)
+        self._size += size
+
+    def release(self) -> None:
+        self._headroom.give(self._size)
+        self._size = 0
+
+
+UNBOUNDED = Headroom()
+
+
+def mib(size: float) -> int:
+    return max(int(size), 0) >> 20

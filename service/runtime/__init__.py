@@ -1,0 +1,1 @@
+"""Served models: where they run, how they are loaded, checked, tested and unloaded."""

@@ -1,0 +1,103 @@
+"""What computes a checkpoint: the compiled step or torch, as the settings and this machine have it.
+
+Knows no requests.  Whoever calls is on the thread that will compute.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import cast
+
+from torch import nn
+
+from polyhead.models.checkpoint import Checkpoint
+from polyhead.models.core.errors import UnsupportedError
+from polyhead.models.executors.contract import Executor
+from polyhead.models.executors.cuda_graphs import InPlace
+from polyhead.models.executors.seq2seq_executor import Seq2SeqExecutor
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.invariant import make_head_invariant, make_invariant, prove_kernel
+from polyhead.models.native.library import runnable
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import Held, Precision
+from polyhead.models.network.heads import LanguageHead
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.varlen import Kernel, suits
+from polyhead.models.seq2seq.protocol import Seq2Seq
+
+from ..config.settings import Settings
+from ..engine.native_sampling import Compiled
+from ..engine.sampler import Sampler, Sorted
+from .placement import Place, placed
+
+
+def prepare(loaded: Checkpoint, settings: Settings, breathe: Callable[[], None] = lambda: None) -> None:
+    """Before its executor is made: see to it that answers depend on nothing else, where that takes anything."""
+    place = placed(settings, loaded.suited, loaded.body)
+    if loaded.writing and settings.deterministic:
+        message = "deterministic: networks that read one text and write another are not held to the bit; serve it apart"
+        raise UnsupportedError(message, file=loaded.source)
+    if place.instructions:
+        if not isinstance(loaded.head, LanguageHead):
+            loaded.fill(loaded.head)
+            keep_apart(loaded.head)
+            make_head_invariant(loaded.head)  # the rest is by construction
+    elif settings.deterministic:
+        make_invariant(loaded.network, loaded.head, breathe)
+        if kernel := kernel_for(place, loaded.body):
+            prove_kernel(kernel, loaded.body, loaded.network.tokens.weight)
+
+
+def keep_apart(head: nn.Module) -> None:
+    """Have it hold what it shares with the network itself: the network's is let go of once it is packed."""
+    for module in head.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            module.register_parameter(name, nn.Parameter(parameter.data))
+
+
+def kernel_for(place: Place, config: ModelConfig) -> Kernel | None:
+    """What attends over blocks in place, where that is for such a network."""
+    return place.kernel if suits(config) else None
+
+
+def called(place: Place, config: ModelConfig) -> str:
+    """What computes such a network, for people."""
+    if place.instructions:
+        return f"native-{place.instructions}"
+    return "torch-varlen" if kernel_for(place, config) else "torch"
+
+
+def executor_of(loaded: Checkpoint, settings: Settings, blocks: int = 0, held: Held = nullcontext) -> Executor:
+    """`blocks` of the cache of a generator.
+
+    The compiled step has packed weights of its own, made part by part; each is `held` meanwhile.
+    """
+    place = placed(settings, loaded.suited, loaded.body)
+    if loaded.writing:
+        network = cast(Seq2Seq, loaded.head)
+        sizes = {"vocabulary": loaded.body.vocab_size, "block_count": blocks, "block_size": place.block_size}
+        return Seq2SeqExecutor(network, place.device, **sizes)
+    head = loaded.head if isinstance(loaded.head, LanguageHead) else None
+    if not place.instructions:
+        kernel = kernel_for(place, loaded.body)
+        how = InPlace(kernel, settings.max_running if blocks else 0) if kernel else None
+        size = place.block_size if blocks else 0
+        return TorchExecutor(loaded.network, head, block_count=blocks, block_size=size, in_place=how)
+    return NativeExecutor(
+        loaded.network,
+        head,
+        precision=cast(Precision, place.precision),
+        block_count=blocks,
+        threads=place.threads,
+        instructions=place.instructions,
+        held=held,
+    )
+
+
+def drawing_instructions(place: Place) -> str:
+    """Of the compiled code that draws the tokens of what is computed there; empty: torch draws them."""
+    return next(iter(runnable()), "") if place.device.type == "cpu" else ""
+
+
+def sampler_of(place: Place) -> Sampler:
+    instructions = drawing_instructions(place)
+    return Compiled(instructions, place.threads) if instructions else Sorted()

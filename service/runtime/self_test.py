@@ -1,0 +1,225 @@
+"""What a narrow precision costs a model, measured once when it is loaded.
+
+A short text goes through the network in float32, a layer at a time, and through the executor that will serve it.
+The cost of a generator is the mean Kullback-Leibler divergence of its next-token distributions, in nats; of any
+other network the mean of 1 - cosine of its states.  A cost is kept in a file named by a hash of all weights
+(service.runtime.self_test_results), so that it is measured again only for other weights, another processor or other
+kernels."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from polyhead.models.checkpoint.default_precision import Suited
+from polyhead.models.checkpoint.description import Description, blank, foreign
+from polyhead.models.checkpoint.weight_reader import Weights
+from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.native.library import made_of
+from polyhead.models.native.packed_network import hollow
+from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.transformer import Transformer
+from polyhead.models.quantization.divergence import Divergence
+
+from ..config.settings import Settings
+from .placement import Place, placed
+from .self_test_results import Costs, Hashes
+
+TEXT = Path(__file__).parent / "quality.txt"  # prose and code of several kinds
+TEXTS, TOKENS = 4, 32  # windows of the text, and tokens of each
+ROWS = 8  # of each window, the last ones, whose predictions are compared: a vocabulary may be large
+NARROW = ("int8", "int4")
+
+
+def costs_of(what: Description, hashes: Hashes, check: Callable[[], None]) -> Costs:
+    """The costs of its weights, all of which are read unless their hashes are kept.  Raises CheckpointError."""
+    return Costs(hashes.folder, fingerprint(what, lambda path: hashes.of(path, check)))
+
+
+def known_costs(what: Description, hashes: Hashes) -> Costs | None:
+    """The same without reading weights; None where the hash of a file is not kept."""
+    if not all(hashes.known(path) for path in files_of(what)):
+        return None
+    return Costs(hashes.folder, fingerprint(what, hashes.known))
+
+
+def hashes_of(settings: Settings) -> Hashes:
+    return Hashes(settings.model_dir / "fidelity")
+
+
+def files_of(what: Description) -> list[Path]:
+    """All files that its tensors come from."""
+    return sorted({path for entry in what.entries.values() for path in entry.files})
+
+
+def fingerprint(what: Description, hash_of: Callable[[Path], str]) -> str:
+    """A SHA-256 over all that its cost depends on: every byte of its weights, what is made of them, and the tokens that
+    the network is tested with."""
+    hashes = {path: hash_of(path) for path in files_of(what)}
+    tokens = what.tokenizer.encode(TEXT.read_text(encoding="utf-8"), special=False).ids, what.tokenizer.ends
+    network = what.family, what.config, what.head.task, what.head.spare, what.head.configs
+    found = hashlib.sha256(repr((network, tokens, what.max_tokens)).encode())
+    for name, entry in sorted(what.entries.items()):
+        source = [hashes[path] for path in entry.files]
+        found.update(repr((name, entry.kind, entry.shape, entry.changes, source)).encode())
+    return found.hexdigest()
+
+
+def key_of(place: Place) -> str:
+    return f"{place.precision} {place.instructions} {made_of(place.instructions)}"
+
+
+def is_tested(place: Place) -> bool:
+    """Whether a model that runs there has a cost."""
+    return bool(place.instructions) and place.precision in NARROW
+
+
+def testing_bytes(place: Place, vocabulary: int) -> int:
+    """What a generator's self-test keeps while weights are read and packed: its logits in float32."""
+    return TEXTS * ROWS * vocabulary * torch.float32.itemsize if is_tested(place) else 0
+
+
+def with_known_cost(what: Description, settings: Settings) -> Description:
+    """With float32 as its default precision, where the usual one is known to cost more than `max_kl`.
+
+    No weights are read for it.
+    """
+    place = placed(settings, what.suited, what.body)
+    if settings.precision != "auto" or not is_tested(place):
+        return what
+    costs = known_costs(what, hashes_of(settings))
+    cost = costs.find(key_of(place)) if costs is not None else None
+    return prefer_float32(what, place, cost, settings) if cost is not None and cost > settings.max_kl else what
+
+
+def prefer_float32(what: Description, place: Place, cost: float, settings: Settings) -> Description:
+    bound = f"more than max_kl, which is {settings.max_kl:g}"
+    reason = f"its answers in {place.precision} are {describe_cost(cost, what)}, {bound}"
+    return replace(what, preferred=Suited("float32", reason))
+
+
+def describe_cost(cost: float, what: Description) -> str:
+    """A cost, for people."""
+    if what.head.task == "generate":
+        return f"{cost:.2g} nats (KL) from float32's"
+    return f"{cost:.2g} (1 - cosine) from float32's"
+
+
+class SelfTest:
+    """Of one model: `expect` computes in float32 before packing, `compare` with the executor that will serve it."""
+
+    def __init__(
+        self,
+        what: Description,
+        place: Place,
+        settings: Settings,
+        longest: int,
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Reads the weights once, unless their hash is known.  Raises CheckpointError, and what `check` raises.
+
+        `longest`: tokens that its cache holds, if it has one, else of its longest text.  `check` is called after each
+        MiB that is read.
+        """
+        self.what, self._hashes, self._key = what, hashes_of(settings), key_of(place)
+        self._costs = costs_of(what, self._hashes, check)
+        self.cost = self._costs.find(self._key)
+        self._texts = texts(what, longest) if self.cost is None else []
+        self._expected = torch.empty(0)
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether the cost is not known, and there is a text to measure it by."""
+        return self.cost is None and bool(self._texts)
+
+    def expect(self, progress: Callable[[int, int], None]) -> None:
+        """Computes the answers in float32, of weights that are read and let go of part by part; unless it is known.
+
+        `progress` gets bytes read and bytes in all, often and outside of torch's inference mode: it may let other
+        models have their turns.
+        """
+        if not self._is_due:
+            return
+        network, _, fill = self._unread(progress)
+
+        @contextmanager
+        def held(part: nn.Module) -> Iterator[None]:
+            fill(part)
+            with torch.inference_mode():
+                yield
+            hollow(part)
+
+        for name, child in network.named_children():
+            if name not in ("tokens", "blocks"):
+                fill(child)
+        with held(network.tokens):
+            x, frame = network.open(Ragged.of(self._texts))
+        for block in network.blocks:
+            with held(block):
+                x = block(x, frame)
+        with torch.inference_mode():
+            starts = accumulate(map(len, self._texts), initial=0)
+            rows = [
+                start + row for start, text in zip(starts, self._texts, strict=False) for row in self._compared(text)
+            ]
+            x = network.final_norm(x)[rows]
+        if self.what.head.task == "generate":  # its matrix may be that of tokens, which was let go of
+            _, head, fill = self._unread(progress)
+            with held(head):
+                x = head(x)
+        self._expected = x
+
+    def _unread(
+        self, progress: Callable[[int, int], None]
+    ) -> tuple[Transformer, nn.Module, Callable[[nn.Module], None]]:
+        """The network and its head without numbers, and what gives a part of them its own."""
+        network, head = blank(self.what)
+        weights = Weights(self.what, network, head, progress)
+        return network.eval(), head.eval(), lambda part: weights.fill(part, torch.float32, torch.device("cpu"))
+
+    @torch.inference_mode()
+    def compare(self, executor: Executor) -> None:
+        """Sets the cost, and keeps it unless a file of weights has changed since it was hashed; unless it is known."""
+        if not self._is_due:
+            return
+        found = torch.cat([executor.step(self._step(text, executor)).clone() for text in self._texts])
+        expected, self._expected = self._expected, torch.empty(0)
+        if not found.isfinite().all():
+            self.cost = float("inf")
+        elif self.what.head.task == "generate":
+            divergence = Divergence()
+            for p, q in zip(torch.split(expected, ROWS), torch.split(found, ROWS), strict=True):
+                divergence.add(p, q, p.argmax(-1))  # which token followed does not matter here
+            self.cost = divergence.figures.kl_mean
+        else:
+            self.cost = float(1 - torch.cosine_similarity(expected, found, dim=-1).double().mean())
+        if known_costs(self.what, self._hashes) == self._costs:
+            self._costs.keep(self._key, self.cost)
+
+    def _compared(self, text: list[int]) -> range:
+        """The rows of a text that are compared: of a generator the last ones, of others all."""
+        most = ROWS if self.what.head.task == "generate" else len(text)
+        return range(max(len(text) - most, 0), len(text))
+
+    def _step(self, text: list[int], executor: Executor) -> Rows:
+        blocks = -(-len(text) // executor.block_size) if executor.block_size else 0
+        count = len(text)
+        return Rows(text, list(range(count)), [0, count], [list(range(blocks))], list(self._compared(text)))
+
+
+def texts(what: Description, longest: int) -> list[list[int]]:
+    """Windows of the text that comes with polyhead, evenly over it, of at most `longest` tokens; none where the network
+    cannot read them."""
+    ids = what.tokenizer.encode(TEXT.read_text(encoding="utf-8"), special=False).ids
+    opening, closing = what.tokenizer.ends
+    width = min(TOKENS, min(longest, what.max_tokens) - len(opening) - len(closing), len(ids) // TEXTS)
+    if width < 1 or foreign(what, [*ids, *opening, *closing], []):
+        return []
+    starts = (number * (len(ids) - width) // (TEXTS - 1) for number in range(TEXTS))
+    closed = [] if what.head.task == "generate" else closing
+    return [opening + ids[start : start + width] + closed for start in starts]

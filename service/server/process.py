@@ -1,0 +1,321 @@
+"""The server as a process: what happens at a signal, and how it ends.
+
+Knows no route and nothing of what computes.  The one idea: it leaves in the opposite order of its start: not ready and
+nothing new (still answering probes), what is in flight, what computes, the connections.  Whatever hangs meanwhile (a
+client that doesn't read, a step, a tokeniser), GRACE seconds after `drain_seconds` the process is gone.
+"""
+
+import asyncio
+import gc
+import ipaddress
+import logging
+import math
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from types import FrameType
+from typing import Literal, Protocol, cast
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+from uvicorn.server import ServerState
+
+from ..api.access.access_log import Traces
+from ..api.access.admission import Admission, Bounds
+from ..api.access.app_state import Engine, Registry, Server
+from ..api.access.auth import Keys
+from ..api.access.origins import ANY, Origins
+from ..api.access.rate_limit import Quotas
+from ..api.http.body_limits import WHOLE, Receiving
+from ..api.http.connection import Connection
+from ..api.http.connection_limits import Edge
+from ..api.probe_app import Probing
+from ..api.shared.openai_errors import write_error
+from ..concurrency.loop_errors import LoopErrors
+from ..config.settings import Settings, SettingsError
+from ..core.model import Model
+from ..core.request import Duty
+from ..engine.worker import Ended, StepReport
+from ..metrics import Metrics
+from ..resources import capacity
+from ..resources.process_info import age, sockets
+from ..resources.request_memory import BODY, TOKEN, Headroom
+from ..text.tokenization import Text
+
+LAST_WORDS = 3  # seconds for errors to leave, once the time is over
+GRACE = 8  # seconds after which the process is gone, whatever still hangs
+WAITING = 4096  # connections that the kernel keeps until they are taken; one more is tried again after a second or more
+# How many of them are taken in a turn of the loop.  More shorten the queue in which a probe may stand, and lengthen the
+# turns: some hundred microseconds each.  They are open before the first of them could make another one end, so several
+# turns of them have to be within `service.resources.process_info.FILES`.
+TAKEN = 32
+PROBES = 32  # connections of the port for probes
+SWITCH = 0.0005  # seconds a busy thread computes before it lets another one
+SEND_BUFFER = 1 << 16  # bytes of an answer that the kernel keeps for a client that doesn't read; Linux doubles it
+
+log = logging.getLogger("polyhead")
+
+
+@dataclass(frozen=True)
+class Books:
+    """What is told of requests and steps goes to the page, which counts it, and to the keys, which pay for it."""
+
+    metrics: Metrics
+    keys: Keys
+    quotas: Quotas
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Books":
+        keys = Keys(settings)
+        return cls(Metrics(settings.models, keys.names, vllm=settings.vllm_metrics), keys, Quotas())
+
+    def step(self, report: StepReport) -> None:
+        self.metrics.step(report)
+
+    def ended(self, ended: Ended) -> None:
+        self.metrics.ended(ended)
+        self.quotas.ended(ended)
+
+    def rested(self, model: str, task: Duty) -> None:
+        self.metrics.rested(model, task)
+
+    def server(
+        self,
+        settings: Settings,
+        registry: Registry,
+        engine: Engine,
+        traces: Traces,
+        held: Callable[[], int] = lambda: 0,
+    ) -> Server:
+        """What the routes reach, where `registry` and `engine` answer; models take `held` bytes of memory."""
+        free = min(capacity.memory_left(), default=math.inf)
+        headroom = Headroom(free, lambda: held() + TOKEN * engine.tokens)
+        text = Text(
+            threads=settings.tokenizer_threads,
+            batch_limit=settings.max_batch_texts,
+            window_limit=settings.max_tokens_in_flight,
+            tokenised=self.metrics.tokenised,
+            headroom=headroom,
+        )
+        bounds = Bounds(settings.max_requests, settings.max_tokens_in_flight, settings.key_share)
+        return Server(
+            settings=settings,
+            registry=registry,
+            metrics=self.metrics,
+            text=text,
+            admission=Admission(bounds, engine, self.keys.owners),
+            engine=engine,
+            keys=self.keys,
+            quotas=self.quotas,
+            origins=Origins(settings),
+            receiving=Receiving(WHOLE * settings.max_body_bytes, lambda: headroom.whole / (2 * BODY)),
+            traces=traces,
+            headroom=headroom,
+        )
+
+
+class Loaded(Protocol):
+    """What there is to say of served models once all are ready or broken."""
+
+    def names(self) -> list[str]: ...
+
+    def models(self) -> Sequence[Model]: ...
+
+    def spent(self) -> Mapping[str, float]: ...
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When the stages of a start were reached, in seconds since the process began."""
+
+    imported: float  # its code
+    fetched: float  # the models
+
+
+def share_the_interpreter() -> None:
+    """Let no thread keep the others waiting: probes are to be answered while all are busy."""
+    # What is there now, code for the most part, stays.  To look through it for garbage would stop every thread for a
+    # tenth of a second, again and again.
+    gc.freeze()
+    gc.enable()
+    # A thread that sends to a client has to ask for the interpreter again afterwards, and waits so long for it.
+    sys.setswitchinterval(SWITCH)
+
+
+class Process(uvicorn.Server):
+    """uvicorn with our signals, our lines in the log, and an exit status."""
+
+    def __init__(self, settings: Settings, app: FastAPI, listener: socket.socket) -> None:
+        server = cast(Server, app.state.server)
+        super().__init__(configured(app, edge_of(settings, server)))
+        self.code = 0
+        self.drain = settings.drain_seconds
+        self.admission = server.admission
+        self.address = address(settings.host, listener)
+        self.private = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
+        server.origins.listen(settings.host, listener.getsockname()[0])
+        self.asked = server.keys.asked
+        self.open_to_pages = ANY in settings.cors_origins
+        self.listening = 0.0  # since when, in seconds since the process began
+        self.deadline = math.inf  # of what is in flight, on `time.monotonic`
+        self.stop: Callable[[], Awaitable[None]] = app.state.stop
+        self.probes = Probes(settings, app, server) if settings.probe_port else None
+        self.hanging = threading.Timer(GRACE, self.abandon)
+        self.hanging.daemon = True
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(LoopErrors())
+        await super().startup(sockets)
+        for listener in sockets or []:
+            listener.listen(WAITING)
+        if self.probes is not None:
+            await self.probes.start()
+        self.listening = age()
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # not so under nohup
+            signal.signal(signal.SIGHUP, self.handle_exit)
+        self.announce()
+
+    def announce(self) -> None:
+        """Whoever can reach it may ask, unless a key is asked for."""
+        whom = "for this machine only" if self.private else "for whoever reaches it"
+        log.info("listening on %s, %s; loading models", self.address, whom)
+        if not self.private and not self.asked:
+            log.warning("no key is asked for: whoever reaches it may use the models; see --api-key and --keys-file")
+        if self.open_to_pages and not self.asked:
+            log.warning("no key is asked for and cors_origins is *: any web page that a user opens may use the models")
+
+    def settled(self, registry: Loaded, clock: Clock) -> None:
+        """All models are ready or broken.  Without any there is nothing to stay for."""
+        ready = registry.models()
+        if not ready:
+            log.critical("none of %d models could be loaded, leaving", len(registry.names()))
+            self.code = 1
+            self.leave()
+            return
+        stages = {
+            "interpreter and imports": clock.imported,
+            "fetch": clock.fetched - clock.imported,
+            "listening": max(self.listening - clock.fetched, 0.0),
+            **registry.spent(),
+        }
+        line = ", ".join(f"{stage} {seconds:.2f}" for stage, seconds in stages.items())
+        names = ", ".join(model.name for model in ready)
+        log.info("ready on %s: %s of %d models in %.1f s (%s)", self.address, names, len(registry.names()), age(), line)
+
+    @property
+    def leaving(self) -> bool:
+        return self.deadline < math.inf
+
+    def leave(self) -> None:
+        self.admission.close()
+        self.deadline = time.monotonic() + self.drain
+        log.info("leaving: %d requests in flight have %d s to finish", self.admission.unfinished, self.drain)
+
+    def abandon(self) -> None:
+        log.critical("something hangs and is left behind, %d s after the end began", GRACE)
+        os._exit(self.code)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Whether to stop listening: not while something is in flight and has time.  Clients that keep connections are
+        sent elsewhere meanwhile: over these they would be refused again and again."""
+        if self.leaving:
+            for connection in list(self.server_state.connections):
+                cast(Connection, connection).part()
+        over = self.leaving and (not self.admission.unfinished or time.monotonic() >= self.deadline)
+        return await super().on_tick(counter) or over
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        """The first signal drains; the second doesn't wait for anything, not even for the engine's thread."""
+        if self.leaving:
+            os._exit(128 + sig)
+        self.leave()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self.admission.unfinished:
+            log.warning("%d requests are cut: they had their time", self.admission.unfinished)
+        self.hanging.start()
+        await self.stop()  # whose streams end with an error, in the words of their dialect
+        await super().shutdown(sockets)
+        if self.probes is not None:
+            self.probes.close()
+        log.info("left")
+
+
+class Probes:
+    """A listener of its own for probes, in the same event loop: what it answers holds for that, too.
+
+    Raises SettingsError if its port cannot be listened on.
+    """
+
+    def __init__(self, settings: Settings, app: FastAPI, server: Server) -> None:
+        self.listener = bound(settings.host, settings.probe_port, "--probe-port")
+        edge = replace(edge_of(settings, server), most=PROBES, receiving=Receiving())
+        self.state = ServerState()
+        self.connection = partial(Connection, configured(Probing(app), edge), self.state, {}, edge=edge)
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.server = await loop.create_server(self.connection, sock=self.listener, backlog=TAKEN)
+
+    def close(self) -> None:
+        self.server.close()
+        for connection in list(self.state.connections):
+            cast(Connection, connection).shutdown()
+
+
+def edge_of(settings: Settings, server: Server) -> Edge:
+    return Edge(
+        header_seconds=settings.header_seconds,
+        keep_alive_seconds=settings.keep_alive_seconds,
+        write_seconds=settings.write_seconds,
+        most=sockets(settings.max_connections, (PROBES + TAKEN if settings.probe_port else 0) + TAKEN),
+        words=write_error,
+        refused=lambda status: server.metrics.answered("other", "", status),
+        cut=server.metrics.cut,
+        receiving=server.receiving,
+    )
+
+
+def configured(app: ASGIApp, edge: Edge, lifespan: Literal["on", "off"] = "on") -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=cast(type[asyncio.Protocol], partial(Connection, edge=edge)),
+        ws="none",
+        backlog=TAKEN,
+        lifespan=lifespan,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        timeout_graceful_shutdown=LAST_WORDS,
+    )
+
+
+def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
+    """A socket that has the address, before anything slow is begun.  Raises SettingsError, which names `flag`, if it is
+    taken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # The protocol is named because asyncio looks for it before it switches off Nagle's algorithm, and without that a
+    # response in two writes waits 40 ms for the client's acknowledgement.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)  # of every connection
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        reason = error.strerror or str(error)
+        raise SettingsError(f"cannot listen on {host} port {port}: {reason}; see --host and {flag}") from None
+    return listener
+
+
+def address(host: str, listener: socket.socket) -> str:
+    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

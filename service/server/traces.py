@@ -1,0 +1,188 @@
+"""Traces of requests, sent to an OpenTelemetry collector.
+
+Knows no model and no socket: it is told of a request when it comes and when it is over.  The one idea: the spans of a
+request's stages are made when all is over, from times that its record has (`service.api.access.access_log`), so that
+while it is being answered tracing costs nothing.  The extra `otel` brings OpenTelemetry; the command line imports this
+module only where traces are wanted.
+
+Spans are sent in batches by a thread of the library's, out of a queue with an end: what doesn't fit is dropped, and
+the log says so.  Nothing else of OpenTelemetry's is in use: FastAPI's own telemetry, which the environment can switch
+on and which would send exceptions with what they quote, is off.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from starlette.datastructures import Headers
+
+from ..api.access.access_log import (
+    Record,
+    Stage,
+    Trace,
+    Work,
+)
+from ..concurrency.outcome import on_thread
+from ..config.settings import Settings, SettingsError
+from ..core.version import VERSION
+
+try:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import OTELResourceDetector, Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+    from opentelemetry.trace import Span, SpanKind, StatusCode, Tracer, set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError:
+    PRESENT = False
+else:
+    PRESENT = True
+
+PATIENCE_S = 2.0  # at the end, for what was not sent yet
+CHATS = ("/chat/completions", "/messages", "/responses")  # how routes end that continue conversations
+Facts = Mapping[str, str | int | float]
+
+log = logging.getLogger(__name__)
+
+
+class Spans:
+    """`service.api.access.access_log.Traces`.  Raises SettingsError where OpenTelemetry is missing."""
+
+    def __init__(self, settings: Settings) -> None:
+        if not PRESENT:
+            raise SettingsError("otlp_endpoint: to send traces an extra is needed: pip install 'polyhead[otel]'")
+        named = {"service.name": "polyhead", "service.version": VERSION}
+        self.provider = TracerProvider(
+            sampler=ParentBased(TraceIdRatioBased(settings.trace_ratio)),
+            resource=Resource.create(named).merge(OTELResourceDetector().detect()),  # who runs it may name it otherwise
+            shutdown_on_exit=False,
+        )
+        self.provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{settings.otlp_endpoint}/v1/traces")))
+        self.tracer = self.provider.get_tracer("polyhead", VERSION)
+        self.context = TraceContextTextMapPropagator()
+
+    def begin(self, arrived: float, headers: Headers) -> Trace:
+        """Its parent is the span that the client names; what it says against the standard says nothing."""
+        parent = self.context.extract(carried(headers))
+        epoch = time.time_ns() - nanoseconds(time.perf_counter())
+        span = self.tracer.start_span("HTTP", parent, SpanKind.SERVER, start_time=epoch + nanoseconds(arrived))
+        return Spanned(self.tracer, span, epoch)
+
+    async def close(self) -> None:
+        # By a thread that may be left behind: the library waits longer for a collector that doesn't answer.
+        closing = threading.Thread(target=self.provider.shutdown, name="traces", daemon=True)
+        closing.start()
+        await on_thread(partial(closing.join, PATIENCE_S))
+        if closing.is_alive():
+            log.warning("the last traces are left behind: the collector did not take them in %g s", PATIENCE_S)
+
+
+class Spanned:
+    """`service.api.access.access_log.Trace`.  `epoch` is when the clock of `time.perf_counter` was zero, in
+    nanoseconds.
+    """
+
+    def __init__(self, tracer: "Tracer", span: "Span", epoch: int) -> None:
+        self.tracer, self.span, self.epoch = tracer, span, epoch
+
+    @property
+    def id(self) -> str:
+        context = self.span.get_span_context()
+        return f"{context.trace_id:032x}" if context.trace_flags.sampled else ""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """As the draft of W3C Trace Context has it for responses, and as OpenTelemetry's own servers say it."""
+        context = self.span.get_span_context()
+        if not context.is_valid:
+            return {}
+        return {"traceresponse": f"00-{context.trace_id:032x}-{context.span_id:016x}-{context.trace_flags:02x}"}
+
+    def end(self, record: Record) -> None:
+        if not self.span.is_recording():
+            return
+        inside = set_span_in_context(self.span)
+        for stage, began, ended in record.stages:
+            facts = OF_STAGES[stage](record.work) if record.work and stage in OF_STAGES else {}
+            span = self.tracer.start_span(stage, inside, attributes=facts, start_time=self.at(began))
+            span.end(self.at(ended))
+        method = "HTTP" if record.method == "other" else record.method
+        self.span.update_name(f"{method} {record.route}".rstrip())
+        self.span.set_attributes(of_request(record))
+        if failed(record):
+            self.span.set_status(StatusCode.ERROR)
+        self.span.end(self.at(record.ended))
+
+    def at(self, moment: float) -> int:
+        return self.epoch + nanoseconds(moment)
+
+
+def nanoseconds(seconds: float) -> int:
+    return round(seconds * 1e9)
+
+
+def carried(headers: Headers) -> Mapping[str, list[str]]:
+    """What the headers say of a trace; more than one parent is none."""
+    if len(headers.getlist("traceparent")) != 1:
+        return {}
+    return {name: headers.getlist(name) for name in ("traceparent", "tracestate") if name in headers}
+
+
+def failed(record: Record) -> bool:
+    """By us: a client that asks for what can't be, or leaves, is no error of the server's."""
+    return record.status >= 500 or record.outcome in ("failed", "expired")
+
+
+def of_request(record: Record) -> Facts:
+    """By OpenTelemetry's names, where it has them: those of HTTP servers, and of generative models."""
+    visit, work = record.visit, record.work
+    facts = {
+        "http.request.method": "_OTHER" if record.method == "other" else record.method,
+        "http.route": record.route,
+        "http.response.status_code": record.status,
+        "url.path": record.path,
+        "url.scheme": "http",
+        "error.type": (record.reason or str(record.status)) if failed(record) else "",
+        "gen_ai.operation.name": operation(record),
+        "gen_ai.provider.name": "polyhead" if visit.model else "",
+        "gen_ai.request.model": visit.model,
+        "polyhead.request_id": visit.id,
+        "polyhead.task": visit.task,
+        "polyhead.key": visit.owner,
+        "polyhead.outcome": record.outcome,
+        "polyhead.reason": record.reason,
+        **(tokens(work) if work else {}),
+        "polyhead.time_to_first_token": record.first_token or "",
+    }
+    return {name: value for name, value in facts.items() if value != ""}
+
+
+def operation(record: Record) -> str:
+    """What the conventions call it; for other tasks they have no name."""
+    match record.visit.task:
+        case "generate":
+            return "chat" if record.route.endswith(CHATS) else "text_completion"
+        case "embed":
+            return "embeddings"
+        case _:
+            return ""
+
+
+def tokens(work: Work) -> Facts:
+    return {
+        "polyhead.requests": work.requests,
+        "gen_ai.usage.input_tokens": work.prompt,
+        "gen_ai.usage.output_tokens": work.tokens,
+        "gen_ai.usage.cache_read.input_tokens": work.cached,
+    }
+
+
+OF_STAGES: Mapping[Stage, Callable[[Work], Facts]] = {
+    "queue": lambda work: {"polyhead.requests": work.requests, "polyhead.longest_wait": work.waited},
+    "steps": tokens,
+    # It began with the first token and ended with the last text, but was at work so many seconds only.
+    "detokenise": lambda work: {"polyhead.busy": work.writing, "gen_ai.usage.output_tokens": work.tokens},
+}

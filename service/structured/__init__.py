@@ -1,0 +1,1 @@
+"""Structured output: grammars compiled to masks of tokens, and tried in a child process first."""

@@ -1,0 +1,86 @@
+"""Asking the compiler's process whether a grammar can be compiled, and ending it if it doesn't say so in time.
+
+Knows no model.  The one idea: a process that hangs, swells or falls over is ended, and another is started for the next.
+What is refused depends on the grammar, not on who else wants the machine: the limit is of processor time, and whom a
+busy machine gives none is asked to come again.
+"""
+
+import json
+import math
+import signal
+import subprocess
+import sys
+from queue import SimpleQueue
+from typing import Any
+
+from ..concurrency.child_process import end, exchanged, started
+from ..core.errors import BadRequest, PolyheadError, Unavailable
+from ..core.grammar import LONGEST_REGEX, Grammar
+from . import grammar_child as compiler
+
+SECONDS = 1.0  # of a processor: what takes more is refused
+PATIENCE = 10.0  # seconds of the clock
+PROCESSES = 2  # so that one who has to be waited for holds up no other
+
+
+class Trials:
+    """As many grammars at a time as there are processes, which start when they are first needed."""
+
+    def __init__(self) -> None:
+        self._idle: SimpleQueue[Trial] = SimpleQueue()
+        self._all = [Trial() for _ in range(PROCESSES)]
+        for each in self._all:
+            self._idle.put(each)
+
+    def written(self, grammar: Grammar, outline: dict[str, Any]) -> str:
+        """The grammar as llguidance reads it, for a vocabulary of which `outline` says enough.
+
+        Raises BadRequest, naming the field and the place in it; Unavailable if the machine is too busy to say.  Any
+        thread may call it.
+        """
+        trial = self._idle.get()
+        try:
+            asked = {"kind": grammar.kind, "source": grammar.source, "seconds": SECONDS, "pattern": LONGEST_REGEX}
+            told = trial.ask(asked | outline)
+        finally:
+            self._idle.put(trial)
+        if "grammar" not in told:
+            where = grammar.field + told["place"]
+            raise BadRequest(f"{where}: {told['wrong']}", param=grammar.field)
+        return told["grammar"]
+
+    def close(self) -> None:
+        for each in self._all:
+            each.end()
+
+
+class Trial:
+    """One process."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def ask(self, question: dict[str, Any]) -> dict[str, str]:
+        if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
+            self.end()
+        try:
+            process = self._process = self._process or started([sys.executable, "-P", compiler.__file__])
+            line = exchanged(process, json.dumps(question).encode() + b"\n", PATIENCE)
+        except TimeoutError:
+            self.end()
+            wrong = f"the machine is too busy to compile the answer's form: it had {PATIENCE:g} s"
+            raise Unavailable(wrong, retry_after=math.ceil(PATIENCE)) from None
+        except BrokenPipeError:
+            if self._process is None:
+                raise PolyheadError("the process that compiles the answer's form cannot be started") from None
+            late = self._process.wait() == -signal.SIGPROF
+            self.end()
+            wrong = f"takes more than {SECONDS:g} s of a processor" if late else "takes too much memory"
+            return {"wrong": f"is too complex: it {wrong} to compile", "place": ""}
+        told: dict[str, str] = json.loads(line)
+        return told
+
+    def end(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            end(process)

@@ -1,0 +1,410 @@
+"""From tokens to text: the events of a request become the pieces of an answer.
+
+Knows no HTTP and no engine, only a source of events that can be closed.  The one idea: text is shown as soon as it is
+certain and never taken back, so what may still be half a character or the beginning of a stop string waits.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from itertools import islice
+from operator import methodcaller
+from time import perf_counter
+from typing import Literal, Protocol, TypeVar
+
+from polyhead.models.tokenizer import Tokenizer, TokenizerError
+
+from ..concurrency.outcome import Failure, attempt, result
+from ..concurrency.time_slices import (
+    SLICE,
+    TOKENS,
+    run_sliced,
+    spaced,
+)
+from ..core.errors import PolyheadError
+from ..core.request import (
+    Done,
+    Event,
+    Failed,
+    Generate,
+    Prompted,
+    Request,
+    Token,
+)
+from ..engine.worker import Course
+
+LOWEST_LOGPROB = -9999.0  # what is said for minus infinity, which JSON has no word for
+
+
+class EventSource(Protocol):
+    """A request under way: its events, Done or Failed the last.  Closing it early aborts the request.
+
+    `answered` says that who closes has all that was wanted.
+    """
+
+    @property
+    def course(self) -> Course: ...
+
+    def __aiter__(self) -> AsyncIterator[Event]: ...
+
+    def close(self, *, answered: bool = False) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What an answer cost, in tokens; of the prompt's, `cached_tokens` were not computed anew."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    cached_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.cached_tokens + other.cached_tokens,
+        )
+
+
+@dataclass(frozen=True)
+class Stops:
+    """What ends an answer beside the model's own tokens; `keep` leaves it at the end of the text."""
+
+    strings: tuple[str, ...] = ()
+    tokens: frozenset[int] = frozenset()
+    keep: bool = False
+
+    @cached_property
+    def tables(self) -> tuple[Sequence[int], ...]:
+        """The failure table of each string, made once for all answers of a call."""
+        return tuple(failure_table(string) for string in self.strings)
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token and its log probability, None where nothing stands before it; `id` is what the vocabulary calls it."""
+
+    data: bytes
+    logprob: float | None
+    id: int = -1
+
+    @property
+    def text(self) -> str:
+        """The token as text; bytes that are no text by themselves are spelled out."""
+        try:
+            return self.data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A generated token: `offset` is where its text begins in the answer, `top` the likeliest in its place, `id` what
+    the vocabulary calls it."""
+
+    token: Scored
+    offset: int
+    top: tuple[Scored, ...]
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The next bit of an answer; the last one has a `finish` and the usage.  `drawn` only where asked for.
+
+    `stop` is the stop string that was found, or the token asked for that ended it.  The tokens of the `prompt` are in
+    the first piece, where they were asked for.  `tokens` were drawn until here.
+    """
+
+    text: str
+    drawn: tuple[Drawn, ...] = ()
+    finish: Literal["", "stop", "length"] = ""
+    usage: Usage = Usage()
+    stop: str | int = ""
+    prompt: tuple[Drawn, ...] = ()
+    tokens: int = 0
+
+
+def failure_table(stop: str) -> list[int]:
+    """At k, how many characters of `stop` remain matched when the character after the first k is another one."""
+    falls = [0, 0]
+    for char in stop[1:]:
+        fall = falls[-1]
+        while fall and stop[fall] != char:
+            fall = falls[fall]
+        falls.append(fall + (stop[fall] == char))
+    return falls
+
+
+class StopString:
+    """One string being looked for, a character at a time (Knuth, Morris, Pratt 1977, doi:10.1137/0206024).
+
+    `matched` is how many of its characters the text ends with.  `falls` is its failure table.
+    """
+
+    __slots__ = ("falls", "matched", "stop")
+
+    def __init__(self, stop: str, falls: Sequence[int]) -> None:
+        self.stop, self.falls, self.matched = stop, falls, 0
+
+    def push(self, char: str) -> bool:
+        """Whether the stop string ends with this character; not to be asked again once it has."""
+        while self.matched and self.stop[self.matched] != char:
+            self.matched = self.falls[self.matched]
+        self.matched += self.stop[self.matched] == char
+        return self.matched == len(self.stop)
+
+
+class Tail:
+    """Holds back the end of a text while it may turn out to begin a stop string.
+
+    The string that is complete first stops the text, before it, or after it where it is to be kept.  Of those complete
+    at the same character, the longest.
+    """
+
+    def __init__(self, stops: Stops) -> None:
+        self.stops = [StopString(stop, falls) for stop, falls in zip(stops.strings, stops.tables, strict=True)]
+        self.held = ""
+        self.found = ""
+        self.keep = stops.keep
+
+    def push(self, text: str) -> str:
+        """More text; returns what is certain to come before any stop string."""
+        self.held += text
+        for end, char in enumerate(text, len(self.held) - len(text) + 1):
+            # every one takes the character, found or not
+            ended = [stop.stop for stop in self.stops if stop.push(char)]
+            if ended:
+                self.found = max(ended, key=len)
+                self.held = self.held[: end if self.keep else end - len(self.found)]
+                return self.flush()
+        return self.release(max((stop.matched for stop in self.stops), default=0))
+
+    def release(self, keep: int) -> str:
+        certain = len(self.held) - keep
+        shown, self.held = self.held[:certain], self.held[certain:]
+        return shown
+
+    def flush(self) -> str:
+        return self.release(0)
+
+
+class Transcript:
+    """One answer as it is written: token events in, pieces out.  `counted`: the prompt is part of what it cost."""
+
+    def __init__(self, tokenizer: Tokenizer, stops: Stops, request: Generate, *, counted: bool = True) -> None:
+        self.tokenizer, self.request, self.stops = tokenizer, request, stops
+        self.stream, self.tail = tokenizer.stream(), Tail(stops)
+        self.tokens = self.length = self.shown = 0  # tokens drawn; characters written, and of these shown
+        self.cached = 0  # tokens of the prompt
+        self.counted = counted
+        self.waiting: deque[Drawn] = deque()  # tokens of which no character was shown yet
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.tail.found)
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        return Usage(self.request.prompt_tokens, self.tokens, self.cached) if self.counted else Usage(0, self.tokens, 0)
+
+    def prompt(self, event: Prompted) -> Iterator[Drawn]:
+        """The prompt's own tokens; of the first nothing is known."""
+        stream, offset = self.tokenizer.stream(skip_special=False), 0
+        for id, (logprob, top) in zip(self.request.tokens, ((None, ()), *event.scores), strict=True):
+            yield Drawn(self.scored(id, logprob), offset, self.top(top), id)
+            offset += len(stream.push(id))
+
+    def push(self, event: Token) -> Piece:
+        """What `event` lets be shown, which may be nothing."""
+        text = self.stream.push(event.id)
+        if self.request.logprobs >= 0:
+            self.waiting.append(Drawn(self.scored(event.id, event.logprob), self.length, self.top(event.top), event.id))
+        self.tokens += 1
+        self.cached = event.cached
+        return self.show(text)
+
+    def show(self, text: str) -> Piece:
+        self.length += len(text)
+        early = self.tokens < self.request.sampling.min_tokens  # nothing ends the answer yet
+        shown = text if early else self.tail.push(text)
+        self.shown += len(shown)
+        return Piece(shown, self.released(), tokens=self.tokens)
+
+    def released(self) -> tuple[Drawn, ...]:
+        """The tokens that begin before the end of what is shown; half a character waits for its other half."""
+        drawn = []
+        while self.waiting and self.waiting[0].offset < self.shown:
+            drawn.append(self.waiting.popleft())
+        return tuple(drawn)
+
+    def close(self, done: Done) -> Piece:
+        """What was held back, now that nothing follows."""
+        asked = done.token in self.stops.tokens
+        piece = self.show((self.stream.push(done.token) if asked and self.stops.keep else "") + self.stream.flush())
+        self.tokens, self.cached = done.completion_tokens, done.cached_tokens
+        if self.stopped:
+            return replace(piece, finish="stop", usage=self.usage, stop=self.tail.found)
+        finish: Literal["stop", "length"] = "length" if done.reason == "length" else "stop"
+        text, drawn = piece.text + self.tail.flush(), piece.drawn + tuple(self.waiting)
+        return Piece(text, drawn, finish, self.usage, done.token if asked else "", tokens=self.tokens)
+
+    def top(self, likeliest: Sequence[tuple[int, float]]) -> tuple[Scored, ...]:
+        return tuple(self.scored(id, logprob) for id, logprob in likeliest)
+
+    def scored(self, id: int, logprob: float | None) -> Scored:
+        if logprob is not None and not logprob > LOWEST_LOGPROB:  # minus infinity, or no number
+            logprob = LOWEST_LOGPROB
+        return Scored(self.tokenizer.piece_bytes(id), logprob, id)
+
+
+Submit = Callable[[Sequence[Request]], Sequence[EventSource]]
+SubmitCall = Callable[[Sequence[Request]], Awaitable[Sequence[EventSource]]]
+T = TypeVar("T")
+
+
+async def continued(
+    tokenizer: Tokenizer, stops: Stops, requests: Sequence[Generate], submit: SubmitCall
+) -> AsyncGenerator[tuple[int, Piece], None]:
+    """The answers to `requests` as they are written: which one, and its next piece.
+
+    Submits when first asked for a piece.  One failing ends all with its error; so does closing the generator.  A prompt
+    that several answer is counted once.
+    """
+    sources = await submit(requests)
+    try:
+        firsts = {request.group or request.id: request.id for request in reversed(requests)}
+        answers = [
+            pieces(partial(Transcript, tokenizer, stops, request, counted=first == request.id), source)
+            for request, source in zip(requests, sources, strict=True)
+            for first in (firsts[request.group or request.id],)
+        ]
+        async with aclosing(merged(answers)) as every:
+            async for index, piece in every:
+                yield index, piece
+    finally:
+        run_sliced(methodcaller("close"), sources)
+
+
+async def pieces(begun: Callable[[], Transcript], source: EventSource) -> AsyncGenerator[Piece, None]:
+    """The pieces of one answer.  Others get a turn after every TOKENS tokens, even where all events are there."""
+    transcript = spelled(begun)
+    async for event in source:
+        match event:
+            case Token():
+                if transcript.tokens % TOKENS == TOKENS - 1:
+                    await asyncio.sleep(0)
+                began = perf_counter()
+                piece = spelled(partial(transcript.push, event))
+                source.course.wrote(began)
+                if transcript.stopped:
+                    source.close(answered=True)
+                    yield replace(piece, finish="stop", usage=transcript.usage, stop=transcript.tail.found)
+                    return
+                if piece.text or piece.drawn:
+                    yield piece
+            case Prompted():
+                yield Piece("", prompt=await written_prompt(transcript, event))
+            case Done():
+                began = perf_counter()
+                piece = spelled(partial(transcript.close, event))
+                source.course.wrote(began)
+                yield piece
+            case Failed():
+                raise event.error
+
+
+async def written_prompt(transcript: Transcript, event: Prompted) -> tuple[Drawn, ...]:
+    """The prompt's tokens, TOKENS in one turn of the event loop."""
+    left, drawn = transcript.prompt(event), list[Drawn]()
+    while some := spelled(lambda: tuple(islice(left, TOKENS))):
+        drawn += some
+        await asyncio.sleep(0)
+    return tuple(drawn)
+
+
+def spelled(write: Callable[[], T]) -> T:
+    """What `write` returns.  Raises PolyheadError where the tokenizer fails, be it by a panic of its library."""
+    outcome = attempt(write)
+    if isinstance(outcome, Failure) and isinstance(outcome.error, TokenizerError):
+        raise PolyheadError(f"the answer cannot be made text: {outcome.error}")
+    return result(outcome)
+
+
+async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """The items of all `sources` as they come, each with the index of its source.
+
+    They are begun, and given up, SLICE in one turn of the event loop.
+    """
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    queue: Items[T] = asyncio.Queue()
+    tasks, taken = list[asyncio.Task[None]](), 0
+    try:
+        left = len(sources)
+        while left:
+            if len(tasks) < len(sources):
+                some = sources[len(tasks) : len(tasks) + SLICE]
+                tasks += [pumped(index, source, queue) for index, source in enumerate(some, len(tasks))]
+                await asyncio.sleep(0)
+                if queue.empty():
+                    continue
+            got = await queue.get()
+            taken += 1
+            if not taken % SLICE:
+                await asyncio.sleep(0)
+            if isinstance(got, tuple):
+                yield got
+            else:
+                got.result()  # raises what the source raised
+                left -= 1
+    finally:
+        run_sliced(methodcaller("cancel"), tasks)
+        await asyncio.gather(*tasks[:SLICE], return_exceptions=True)
+
+
+Items = asyncio.Queue[tuple[int, T] | asyncio.Task[None]]
+
+
+def pumped(index: int, source: AsyncGenerator[T, None], queue: Items[T]) -> asyncio.Task[None]:
+    """Puts the items of `source` into `queue`, and then itself."""
+
+    async def pump() -> None:
+        async for item in source:
+            queue.put_nowait((index, item))
+
+    def over(task: asyncio.Task[None]) -> None:
+        queue.put_nowait(task)
+        if not task.cancelled():
+            task.exception()  # which is read by no other code once the call has ended
+
+    task = asyncio.create_task(pump())
+    task.add_done_callback(over)
+    return task
+
+
+async def whole(count: int, items: AsyncGenerator[tuple[int, Piece], None]) -> list[Piece]:
+    """`count` answers, each in one piece."""
+    return [joined(pieces) async for pieces in spaced(await parted(count, items), TOKENS)]
+
+
+async def parted(count: int, items: AsyncGenerator[tuple[int, T], None]) -> list[list[T]]:
+    """All parts of each of `count` answers."""
+    parts: list[list[T]] = [[] for _ in range(count)]
+    async with aclosing(items):
+        async for index, item in items:
+            parts[index].append(item)
+    return parts
+
+
+def joined(parts: Sequence[Piece]) -> Piece:
+    drawn = tuple(token for part in parts for token in part.drawn)
+    prompt = tuple(token for part in parts for token in part.prompt)
+    return replace(parts[-1], text="".join(part.text for part in parts), drawn=drawn, prompt=prompt)

@@ -1,0 +1,253 @@
+"""Prompts to be continued: from what a dialect read to the requests that the engine takes.
+
+Knows no HTTP and no tensor.
+"""
+
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from polyhead.models.tokenizer import Encoding
+
+from ..core.errors import BadRequest, EmptyInput, TooLong
+from ..core.grammar import Grammar, Thinking
+from ..core.model import Model
+from ..core.request import (
+    Beams,
+    Generate,
+    Sampling,
+    Terms,
+)
+from ..core.text_limits import check_characters, known_tokens, place
+
+SEEDS = 1 << 63
+TAIL = 16  # tokens of a prompt in which a tag is looked for that ends it
+STRIDE = 0x9E3779B97F4A7C15  # between the seeds of one prompt's answers, so that near seeds share none
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """Messages for the checkpoint's template, with the `tools` and other `variables` that it may read.
+
+    `continued`: the last message is the beginning of the answer, to be gone on with.  `opened`: the prompt says that an
+    answer follows.
+    """
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    continued: bool = False
+    opened: bool = True
+
+
+Prompt = str | tuple[int, ...] | Chat
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Continuation:
+    """Prompts to be continued, all in the same way.  `field` is the wire's name for them, `limit` for their limit.
+
+    Each is answered `count` times, `counted` to the wire: the best of `best_of`, by the mean log-probability of their
+    tokens.  `keep_stop` leaves a stop string that was found at the end of the answer.  Of a prompt that is text only
+    the last `truncate` tokens count; 0: all.
+    """
+
+    field: str
+    prompts: tuple[Prompt, ...]
+    sampling: Sampling
+    seeded: bool = False  # the sampling's seed was asked for; otherwise every request draws its own
+    max_tokens: int = 0  # 0: the request does not say
+    usual: int = 0  # where the request does not say, as far as the context has room; 0: as many as it leaves
+    stops: tuple[str, ...] = ()
+    stop_tokens: frozenset[int] = frozenset()
+    ignore_eos: bool = False
+    logprobs: int = -1  # as in Generate
+    limit: str = "max_tokens"
+    within: bool = False  # where the context leaves fewer than max_tokens, as many as it leaves
+    truncate: int = 0
+    count: int = 1
+    counted: str = "n"
+    best_of: int = 0  # 0: as many as count
+    beams: Beams | None = None
+    keep_stop: bool = False
+    prompt_logprobs: int = -1  # as in Generate
+    scoring: bool = False  # nothing is to follow: what is asked for is how likely the prompt is
+    bad_words: tuple[str, ...] = ()
+    grammar: Grammar | None = None
+    thinking: Thinking | None = None
+    salt: str = ""
+
+    @property
+    def longest(self) -> int:
+        """Tokens of an answer, as far as the context has room; 0: as many as it leaves."""
+        return self.max_tokens or self.usual
+
+    @property
+    def tries(self) -> int:
+        return max(self.count, self.best_of)
+
+
+def read_prompts(
+    model: Model, asked: Continuation, call: str, terms: Terms, check: Callable[[], None]
+) -> list[Generate]:
+    """The requests of each prompt, one after the other: as many as are to be tried, all of one group.
+
+    `check` is called before each prompt, and ends the work by raising.
+    """
+    sampling = sampled(model, asked)
+    requests = []
+    for index, prompt in enumerate(asked.prompts):
+        check()
+        where = place(asked.field, index, len(asked.prompts))
+        tokens = prompt_tokens(model, prompt, where, asked.truncate)
+        before = tokens if model.customs is None else model.customs.opening
+        most = room(model, len(before), asked, where)
+        for number in range(asked.tries):
+            seed = asked.sampling.seed + number * STRIDE if asked.seeded else random.getrandbits(63)
+            requests.append(
+                Generate(
+                    id=f"{call}-{index}" if asked.tries == 1 else f"{call}-{index}-{number}",
+                    tokens=before,
+                    max_tokens=most,
+                    stop_tokens=asked.stop_tokens if asked.ignore_eos else asked.stop_tokens | model.stop_tokens,
+                    sampling=replace(sampling, seed=seed % SEEDS),
+                    logprobs=asked.logprobs if asked.tries == asked.count else max(asked.logprobs, 0),
+                    terms=terms,
+                    adapter=model.adapter,
+                    group="" if asked.tries == 1 else f"{call}-{index}",
+                    beams=searched(model, asked.beams),
+                    prompt_logprobs=-1 if number else asked.prompt_logprobs,
+                    salt=asked.salt,
+                    source=() if model.customs is None else tokens,
+                )
+            )
+    return requests
+
+
+def searched(model: Model, beams: Beams | None) -> Beams | None:
+    """By the rules that the checkpoint has besides those that can be asked for."""
+    if beams is None or model.customs is None:
+        return beams
+    usual = model.customs.beams
+    return replace(
+        usual,
+        width=beams.width,
+        length_penalty=beams.length_penalty,
+        early=beams.early,
+        patient=usual.patient and not beams.early,
+    )
+
+
+def sampled(model: Model, asked: Continuation) -> Sampling:
+    """With the words that must not come as tokens.  All tokens named must be known."""
+    sampling = asked.sampling
+    if model.customs and asked.prompt_logprobs >= 0:
+        message = f"{model.name} reads a prompt and writes another text; it does not say how likely a prompt is"
+        raise BadRequest(f"prompt_logprobs: {message}", param="prompt_logprobs")
+    known_tokens(model, list(asked.stop_tokens), "stop_token_ids")
+    known_tokens(model, [token for token, _ in sampling.bias], "logit_bias")
+    known_tokens(model, sampling.allowed, "allowed_token_ids")
+    for row in sampling.banned:
+        known_tokens(model, row, "bad_words_ids or suppress_tokens")
+    words = [row for word in asked.bad_words for row in spelled(model, word)]
+    words += model.customs.sampling.banned if model.customs else ()
+    return replace(sampling, banned=(*sampling.banned, *words)) if words else sampling
+
+
+def spelled(model: Model, word: str) -> list[tuple[int, ...]]:
+    """How a word may be written: at the beginning of a text, and, where that is another token, after others."""
+    check_characters(model, word, "bad_words")
+    encodings = model.tokenizer.encode_batch([word.lstrip(), " " + word.lstrip()], special=False, offsets=False)
+    alone, after = (tuple(encoding.ids) for encoding in encodings)
+    return [row for row in dict.fromkeys((alone, after)) if row]
+
+
+def prompt_tokens(model: Model, prompt: Prompt, where: str, last: int = 0) -> tuple[int, ...]:
+    match prompt:
+        case str():
+            ids = encoded(model, prompt, where, special=True, last=last) if prompt else []
+        case Chat():
+            parts = encoded_chat(model, rendered(model, prompt, where), where)
+            check_length(model, sum(map(len, parts)), where)
+            ids = [id for part in parts for id in part.ids]
+        case _:
+            ids = list(prompt)
+    if not ids:
+        raise EmptyInput(f"{where}: is empty, there is nothing to continue", param=where)
+    return tuple(known_tokens(model, ids, where))
+
+
+def encoded(model: Model, text: str, where: str, *, special: bool, last: int = 0) -> list[int]:
+    """The text's tokens, or the `last` of them; TooLong before there is a list of them."""
+    check_characters(model, text, where)
+    [encoding] = model.tokenizer.encode_batch([text], special=special, offsets=False)
+    check_length(model, min(len(encoding), last or len(encoding)), where)
+    return encoding.ids[-last:]
+
+
+def encoded_chat(model: Model, text: str, where: str) -> list[Encoding]:
+    """What a template wrote, the special tokens too: its parts."""
+    check_characters(model, text, where)
+    return model.tokenizer.encode_quoted(text)
+
+
+def check_length(model: Model, length: int, where: str) -> None:
+    if length > model.max_tokens:
+        raise TooLong(f"{where}: the prompt has {length} tokens, the model takes {model.max_tokens}", param=where)
+
+
+def rendered(model: Model, prompt: Chat, where: str) -> str:
+    """What the template writes, with all that it was given quoted: only it writes control tokens."""
+    if model.chat is None:
+        raise BadRequest(f"{where}: {model.name} has no chat template; ask for a completion instead", param=where)
+    return model.chat.render(
+        prompt.messages,
+        add_generation_prompt=prompt.opened and not prompt.continued,
+        continued=prompt.continued,
+        variables={"tools": prompt.tools or None, **prompt.variables},
+        quote=model.tokenizer.quote,
+    )
+
+
+def thinking_left(model: Model, asked: Continuation, tokens: Sequence[int]) -> Thinking | None:
+    """What of the thinking that is asked for the prompt, which `tokens` are, leaves to the answer."""
+    if asked.thinking is None:
+        return None
+    match thinks(model, asked.prompts[0], tokens):
+        case "does":
+            return replace(asked.thinking, begin="")
+        case "may":
+            return asked.thinking
+        case "":
+            return None
+
+
+def thinks(model: Model, prompt: Prompt, tokens: Sequence[int]) -> Literal["", "may", "does"]:
+    """Whether the answer to `tokens`, which are the `prompt`, begins among thoughts, or may begin with some."""
+    begin, end = model.format.begin, model.format.end
+    if not end or not isinstance(prompt, Chat):
+        return ""
+    last = model.tokenizer.decode(tokens[-TAIL:], skip_special=False).rstrip()
+    if prompt.continued:
+        said = str(prompt.messages[-1]["content"])
+        return "does" if said.rfind(begin) > said.rfind(end) or last.endswith(begin) else ""
+    return "does" if last.endswith(begin) else "" if last.endswith(end) else "may"
+
+
+def room(model: Model, length: int, asked: Continuation, where: str) -> int:
+    """How many tokens may follow a prompt of `length`: as many as wanted, else as usual, else as the context leaves."""
+    check_length(model, length, where)
+    limit, wanted = model.max_tokens, asked.max_tokens
+    if asked.scoring:
+        return 0
+    if length == limit:
+        raise TooLong(
+            f"{where}: the prompt has {length} tokens of the {limit} the model takes, none is left", param=where
+        )
+    if length + wanted > limit and not asked.within:
+        raise TooLong(
+            f"{asked.limit}: the prompt has {length} tokens and {wanted} more are asked for, the model takes {limit}",
+            param=asked.limit,
+        )
+    return min(asked.longest or limit, limit - length)

@@ -1,0 +1,14 @@
+"""How alike texts are that were read one by one: the cosine of their vectors."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .pipelines import Scores
+
+
+def cosines(answers: Sequence[Scores]) -> list[float]:
+    """Of the first of N vectors of length one with each of the others, [N - 1]."""
+    vectors = np.array([answer.values for answer in answers], dtype=np.float32)
+    found: list[float] = (vectors[1:] @ vectors[0]).tolist()
+    return found

@@ -1,0 +1,296 @@
+"""From text to tokens: what a dialect read becomes the requests that the engine takes.
+
+Knows no HTTP and no tensor.  The one idea: templates and tokenisers run on a few threads of their own, so that a
+long prompt never holds up the event loop; the longest have one to themselves, so that they wait for each other only,
+and so have grammars that are compiled.  Clients share these threads fairly (`service.concurrency.work_queue`), by
+characters.  The way back, from tokens to text, is `service.text.detokenizer`."""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from polyhead.models.chat.template_functions import weight
+from polyhead.models.core.errors import EncodingError, TemplateError
+from polyhead.models.tokenizer import Encoding, TokenizerError
+
+from ..concurrency.thread_pool import Piece, Threads
+from ..concurrency.time_slices import spaced
+from ..core.errors import (
+    BadRequest,
+    EmptyInput,
+    Expired,
+    PolyheadError,
+    TooLong,
+    TooMany,
+)
+from ..core.grammar import Grammar, Thinking
+from ..core.guide import Guide
+from ..core.model import Model, concerning
+from ..core.request import (
+    UNCONDITIONAL,
+    Generate,
+    Task,
+    Terms,
+)
+from ..core.text_limits import (
+    FEWEST,
+    check_characters,
+    known_tokens,
+    place,
+)
+from ..resources.request_memory import CHARACTER, UNBOUNDED, Headroom
+from ..structured.grammar_check import PROCESSES
+from ..structured.guide_compiler import Guides
+from .inputs import (
+    MOST_WINDOWED,
+    Input,
+    Read,
+    Reading,
+    batched,
+    encoded_texts,
+    prompt_length,
+    read_inputs,
+)
+from .prompts import (
+    Chat,
+    Continuation,
+    Prompt,
+    encoded_chat,
+    read_prompts,
+    rendered,
+    thinking_left,
+)
+
+LONG = 1 << 18  # characters of one call
+HOLD = 1.0  # seconds for one call until another thread has its thread's place
+PATIENCE = 60.0  # seconds for one call; the longest body, of 8 MiB, takes some ten
+GRAMMAR = 1 << 14  # characters of text that take about as long as a small grammar; more for those of a grammar itself
+TOKENISING = "the text was being made tokens"
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Job:
+    """One call of the tokeniser: the wire's name for its texts, how long they are, and for whom, until when."""
+
+    field: str
+    characters: int
+    terms: Terms
+    given_up: bool = False  # its request waits for it no more
+
+    def check(self) -> None:
+        """To be called between texts, from any thread.  Raises Expired where the rest is not wanted any more."""
+        if self.given_up or time.perf_counter() >= self.terms.deadline:
+            raise Expired(f"the deadline has passed while {TOKENISING}")
+
+
+class Text:
+    """Turns what is asked into requests, on `threads` threads of its own, and one for the longest texts.
+
+    `batch_limit` bounds the texts of one call, `window_limit` the tokens of all its windows.  `tokenised(model, task,
+    seconds)` is told how long each call took, waiting for a thread included.  Texts that are made tokens at once have
+    room in `headroom`.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int,
+        batch_limit: int,
+        window_limit: int = MOST_WINDOWED,
+        tokenised: Callable[[str, Task, float], None],
+        headroom: Headroom = UNBOUNDED,
+    ) -> None:
+        self._short = Threads(threads, "text", PATIENCE, HOLD)
+        self._long = Threads(1, "text-long", PATIENCE, HOLD)
+        self._grammars = Threads(PROCESSES, "grammars", PATIENCE)
+        self._guides = Guides()
+        self._batch_limit, self._window_limit = batch_limit, window_limit
+        self._tokenised, self._headroom = tokenised, headroom
+
+    async def prompts(
+        self, model: Model, asked: Continuation, call: str, terms: Terms = UNCONDITIONAL
+    ) -> list[Generate]:
+        """One request a prompt, `call` in its id.  Raises BadRequest, EmptyInput or TooLong, naming the prompt, and
+        Expired at the deadline."""
+        with concerning(model):
+            self._check_count(asked.field, len(asked.prompts))
+            self._check_tries(asked)
+            work = Job(asked.field, sum(map(length, asked.prompts)), terms)
+            requests = await self._run(model, work, lambda: read_prompts(model, asked, call, terms, work.check))
+            thinking = thinking_left(model, asked, requests[0].tokens)
+            guide = await self.guide(model, asked.grammar, thinking, terms)
+            if guide is None:
+                return requests
+            if asked.beams is not None:
+                field = asked.grammar.field if asked.grammar is not None else "thinking_budget"
+                raise BadRequest(f"{field}: not together with a beam search, which nothing guides", param=field)
+            return [replace(request, guide=guide) async for request in spaced(requests)]
+
+    def expect(self, model: Model) -> None:
+        """Its answers may be asked for in a form: what all forms need is made meanwhile."""
+        if model.task == "generate":
+            self._grammars.start(lambda: self._guides.expect(model), compiling(model, None, UNCONDITIONAL))
+
+    async def check(self, model: Model, grammars: Sequence[Grammar], terms: Terms) -> None:
+        """Raises what is wrong with the first one that cannot be compiled."""
+        with concerning(model):
+            for grammar in grammars:
+                await self.guide(model, grammar, None, terms)
+
+    async def inputs(
+        self, model: Model, asked: Reading, call: str, terms: Terms = UNCONDITIONAL
+    ) -> list[Read | BadRequest]:
+        """Each input as requests, `call` in their ids.  Raises as `prompts` does; of an input alone only if all are
+        wanted."""
+        with concerning(model):
+            self._check_count(asked.field, len(asked.inputs))
+            characters = sum(length(given) + prompt_length(model, asked, given) for given in asked.inputs)
+            work = Job(asked.field, characters, terms)
+            bounded = replace(asked, most_windowed=self._window_limit)
+            return await self._run(model, work, lambda: read_inputs(model, bounded, call, terms, work.check))
+
+    async def tokens(
+        self, model: Model, texts: Sequence[str], *, special: bool, terms: Terms = UNCONDITIONAL
+    ) -> list[Encoding]:
+        """The texts, `inputs` to the wire, as they are tokenised.  Raises as `prompts` does."""
+        with concerning(model):
+            self._check_count("inputs", len(texts))
+            work = Job("inputs", sum(map(len, texts)), terms)
+            return await self._run(model, work, lambda: read_tokens(model, texts, work.check, special=special))
+
+    async def prompted(
+        self, model: Model, prompt: str | Chat, field: str, *, special: bool, terms: Terms
+    ) -> tuple[str, list[int]]:
+        """A prompt as the model would get it: its text and its tokens.  Raises as `prompts` does."""
+        with concerning(model):
+            work = Job(field, length(prompt), terms)
+            return await self._run(model, work, lambda: read_prompt(model, prompt, field, special=special))
+
+    async def decoded(
+        self, model: Model, rows: Sequence[Sequence[int]], *, plain: bool, terms: Terms, field: str = "ids"
+    ) -> list[str]:
+        """The texts of tokens, `field` to the wire; `plain` without special ones.  Raises as `prompts` does."""
+        with concerning(model):
+            self._check_count(field, len(rows))
+            work = Job(field, sum(map(len, rows)), terms)
+            return await self._run(model, work, lambda: write_texts(model, rows, field, work.check, plain=plain))
+
+    def close(self) -> None:
+        for threads in (self._short, self._long, self._grammars):
+            threads.close()
+        self._guides.close()
+
+    def _check_count(self, field: str, count: int) -> None:
+        if count == 0:
+            raise EmptyInput(f"{field}: must not be empty", param=field)
+        if count > self._batch_limit:
+            raise TooMany(f"{field}: at most {self._batch_limit} a call, got {count}", param=field)
+
+    def _check_tries(self, asked: Continuation) -> None:
+        if len(asked.prompts) * asked.tries > self._batch_limit:
+            said = f"{len(asked.prompts)} prompts x {asked.tries} tries" if len(asked.prompts) > 1 else f"{asked.tries}"
+            raise TooMany(
+                f"{asked.counted}: at most {self._batch_limit} answers a call, got {said}", param=asked.counted
+            )
+
+    async def guide(
+        self, model: Model, grammar: Grammar | None, thinking: Thinking | None, terms: Terms
+    ) -> Guide | None:
+        """What they ask for; compiled where it is not known."""
+        if grammar is None and thinking is None:
+            return None
+        wanted = model, grammar, thinking
+        if known := self._guides.known(*wanted):
+            return known
+        work = self._grammars.run(lambda: self._guides.guide(*wanted), compiling(model, grammar, terms))
+        return await before(terms.deadline, work, "the answer's form was being compiled")
+
+    async def _run(self, model: Model, job: Job, function: Callable[[], T]) -> T:
+        """What `function` returns or raises."""
+
+        def run() -> T:
+            with self._headroom.taken(CHARACTER * job.characters, f"{job.field} of {job.characters} characters"):
+                return function()
+
+        began = time.perf_counter()
+        pool = self._long if job.characters > LONG else self._short
+        try:
+            piece = Piece(
+                f"{job.field}: making its text tokens", model.tokenizer, job.terms.owner, max(job.characters, 1)
+            )
+            return await before(job.terms.deadline, pool.run(run, piece), TOKENISING)
+        except (EncodingError, TemplateError) as error:
+            raise BadRequest(f"{job.field}: {error}", param=job.field) from None
+        except TokenizerError as error:
+            raise PolyheadError(f"{job.field}: {error}", param=job.field) from None
+        finally:
+            job.given_up = True
+            self._tokenised(model.name, model.task, time.perf_counter() - began)
+
+
+def compiling(model: Model, grammar: Grammar | None, terms: Terms) -> Piece:
+    size = GRAMMAR + len(grammar.source if grammar is not None else "")
+    return Piece("compiling the answer's form", model.tokenizer, terms.owner, size)
+
+
+async def before(deadline: float, work: Coroutine[Any, Any, T], meanwhile: str) -> T:
+    """What `work` returns or raises.  At the deadline its request waits no longer, though a thread may go on."""
+    try:
+        async with asyncio.timeout(None if deadline == math.inf else deadline - time.perf_counter()):
+            return await work
+    except TimeoutError:
+        raise Expired(f"the deadline has passed while {meanwhile}") from None
+
+
+def length(given: Prompt | Input) -> int:
+    """In characters, about; ids are tokens already, and cost nothing."""
+    match given:
+        case str():
+            return len(given)
+        case Chat(messages=messages):
+            return weight((messages, given.tools))
+        case _:
+            return sum(len(part) for part in given if isinstance(part, str))
+
+
+def read_tokens(model: Model, texts: Sequence[str], check: Callable[[], None], *, special: bool) -> list[Encoding]:
+    places = [place("inputs", index, len(texts)) for index in range(len(texts))]
+    for text, where in zip(texts, places, strict=True):
+        if not text:
+            raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
+        check_characters(model, text, where)
+    encodings = list(encoded_texts(model, texts, check, special=special))
+    for encoding, where in zip(encodings, places, strict=True):
+        check_listed(model, [encoding], where)
+    return encodings
+
+
+def read_prompt(model: Model, prompt: str | Chat, where: str, *, special: bool) -> tuple[str, list[int]]:
+    if isinstance(prompt, Chat):
+        text = rendered(model, prompt, where)
+        parts = encoded_chat(model, text, where)
+    else:
+        text = prompt
+        check_characters(model, text, where)
+        parts = model.tokenizer.encode_batch([text], special=special, offsets=False)
+    check_listed(model, parts, where)
+    return model.tokenizer.unquote(text), [id for part in parts for id in part.ids]
+
+
+def check_listed(model: Model, parts: Sequence[Encoding], where: str) -> None:
+    most, length = max(FEWEST, model.max_tokens), sum(map(len, parts))
+    if length > most:
+        raise TooLong(f"{where}: has {length} tokens, at most {most} are listed", param=where)
+
+
+def write_texts(
+    model: Model, rows: Sequence[Sequence[int]], field: str, check: Callable[[], None], *, plain: bool
+) -> list[str]:
+    for index, ids in enumerate(rows):
+        known_tokens(model, ids, place(field, index, len(rows)))
+    return [model.tokenizer.decode(ids, skip_special=plain) for some in batched(rows, check) for ids in some]

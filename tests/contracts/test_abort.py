@@ -1,0 +1,136 @@
+"""The contract: who leaves, leaves nothing behind, whenever and however that is; and the others don't notice."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.crowd import (
+    COMPLETIONS,
+    PATIENCE,
+    Alone,
+    Moment,
+    ask,
+    completion,
+    leave,
+    prompts,
+    together,
+)
+from tests.support.faults import Fault
+from tests.support.processes import Faulted, Page
+
+RUNNING, CHUNK = 16, 32
+LONG = 12_000  # tokens
+
+
+@pytest.fixture(scope="module")
+def server(faulted: Callable[..., Faulted], long_generator: Path) -> Faulted:
+    return faulted(
+        f"chat={long_generator}",
+        *("--max-running", str(RUNNING), "--prefill-chunk", str(CHUNK), "--step-tokens", "256"),
+        *("--cache-tokens", "16384", "--max-requests", "512", "--deterministic", "true"),
+    )
+
+
+def storm(server: Faulted, count: int, seed: int) -> None:
+    """So many clients, at most 64 at once, who leave while they ask, are queued, in the prompt, at the first token, in
+    the middle, before the last one, or while a whole answer is made."""
+    draw = random.Random(seed)
+
+    def one(prompt: list[int]) -> tuple[dict[str, object], Moment]:
+        tokens = draw.randrange(2, 24)
+        events, tokens = draw.choice(((0, tokens), (0, 2_000), (1, 2_000), (tokens, 2_000), (tokens - 1, tokens)))
+        body = completion(prompt, tokens, stream=bool(events) or draw.random() < 0.5)
+        hurry = PATIENCE if events else draw.random() * 0.2
+        sent = 0.5 if not events and draw.random() < 0.2 else 1.0
+        return body, Moment(hurry, events, politely=draw.random() < 0.5, sent=sent)
+
+    asked = [one(prompt) for length in (1, 24, 200) for prompt in prompts(-(-count // 3), length, seed)]
+    draw.shuffle(asked)
+    asyncio.run(together((leave(server.url, COMPLETIONS, body, moment) for body, moment in asked), most=64))
+
+
+@pytest.mark.timeout(3600)
+def test_whoever_leaves_leaves_nothing_behind(server: Faulted, full: bool) -> None:
+    storm(server, 150, seed=1)
+    server.rest()
+    descriptors, census, resident = server.descriptors(), server.census(), server.resident()
+    storm(server, 10_000 if full else 1_000, seed=2)
+    page = server.rest()
+    assert page.total("requests_total", outcome="aborted") > 300
+    assert page.total("requests_total", outcome="failed") == 0
+    assert page.books[0] == page.books[1]
+    server.until(lambda: server.descriptors() <= descriptors)  # the last look at the metrics had one
+    tasks, threads = server.census()
+    assert (tasks <= census[0], threads <= census[1]) == (True, True), (census, tasks, threads)
+    assert server.resident() < resident + 20
+    assert "Traceback" not in server.log
+    assert not [line for line in server.lines if line.get("level") in ("error", "critical")]
+
+
+def begun(server: Faulted, count: int, body: dict[str, object], moment: Moment) -> None:
+    asyncio.run(together(leave(server.url, COMPLETIONS, body, moment) for _ in range(count)))
+
+
+async def counted(server: Faulted, name: str, count: int) -> Page:
+    """The metrics as soon as one of them is so."""
+    found = await asyncio.to_thread(server.until, lambda: page if (page := server.page).total(name) == count else None)
+    assert isinstance(found, Page)
+    return found
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_work_for_someone_who_left_stops(server: Faulted, streamed: bool) -> None:
+    """In the middle of an answer, in the middle of a prompt, and before either."""
+    server.arm(Fault("slow", seconds=0.01))
+    answer = completion(prompts(1)[0], LONG, stream=streamed)
+    begun(server, 1, answer, Moment(0.3))
+    server.rest()  # the whole answer takes two minutes
+    before = server.page.total("tokens_total", kind="computed")
+    begun(server, 1, completion(prompts(1, LONG)[0], 1, stream=streamed), Moment(0.3))
+    assert server.rest().total("tokens_total", kind="computed") - before < LONG / 2
+
+    async def behind_others() -> None:
+        crowd = [asyncio.create_task(leave(server.url, COMPLETIONS, answer, Moment())) for _ in range(RUNNING)]
+        await counted(server, "requests_running", RUNNING)
+        asked = completion([201], 2, stream=streamed)
+        last = asyncio.create_task(leave(server.url, COMPLETIONS, asked, Moment()))
+        await counted(server, "requests_waiting", 1)
+        last.cancel()
+        page = await counted(server, "requests_waiting", 0)
+        assert page.total("requests_running") == RUNNING
+        for task in crowd:
+            task.cancel()
+        await asyncio.gather(last, *crowd, return_exceptions=True)
+
+    asyncio.run(behind_others())
+    server.rest()
+    server.arm()
+
+
+def test_ten_of_a_hundred_leave_and_the_others_do_not_notice(server: Faulted, alone: Alone) -> None:
+    bodies = [completion(prompt, 16) for prompt in prompts(100, 24, seed=3)]
+    expected = alone(server.url, bodies[10:])
+
+    async def crowd() -> list[str]:
+        leaving = together(leave(server.url, COMPLETIONS, body, Moment(0.02 * n)) for n, body in enumerate(bodies[:10]))
+        gone = asyncio.create_task(leaving)
+        answers = await together(ask(server.url, COMPLETIONS, body) for body in bodies[10:])
+        await gone
+        return [answer.text for answer in answers]
+
+    assert asyncio.run(crowd()) == expected
+    server.rest()
+
+
+def test_after_two_hundred_who_wanted_a_lot_and_left_the_next_is_served(server: Faulted) -> None:
+    begun(server, 200, completion([202, 203], 10_000, stream=True), Moment(0.5))
+    answer = asyncio.run(ask(server.url, COMPLETIONS, completion([204], 4)))
+    assert answer.json["usage"]["completion_tokens"] == 4
+    server.rest()
+    computed = server.page.total("tokens_total", kind="computed")
+    time.sleep(0.3)
+    assert server.page.total("tokens_total", kind="computed") == computed

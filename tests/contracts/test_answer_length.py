@@ -1,0 +1,110 @@
+"""How long an answer is where the request does not say: as the setting has it, or as each dialect does without it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from polyhead.service.core.model import Customs
+from polyhead.service.core.request import Beams, Generate, Sampling
+from tests.support.scripted import (
+    Registry,
+    application,
+    ask,
+    echo,
+    model,
+)
+
+CONTEXT, CUSTOM = 64, 9
+OWN = {"translation": CUSTOM, "completions": 16, "completions of tokens": 16}  # of the others what the context leaves
+SAID = [{"role": "user", "content": "a"}]
+TENSORS = [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["a"]}]
+# Each way to ask a generator: its address, its body, and where it says how long the answer may be.
+CALLS: Mapping[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+    "completions": ("/v1/completions", {"model": "talker", "prompt": "a"}, ("max_tokens",)),
+    "completions of tokens": ("/v1/completions", {"model": "talker", "prompt": [5, 6]}, ("max_tokens",)),
+    "chat": ("/v1/chat/completions", {"model": "talker", "messages": SAID}, ("max_completion_tokens",)),
+    "responses": ("/v1/responses", {"model": "talker", "input": "a"}, ("max_output_tokens",)),
+    "generate": ("/models/talker/generate", {"inputs": "a"}, ("parameters", "max_new_tokens")),
+    "generate_stream": ("/models/talker/generate_stream", {"inputs": "a"}, ("parameters", "max_new_tokens")),
+    "text-generation": ("/models/talker", {"inputs": "a"}, ("parameters", "max_new_tokens")),
+    "translation": ("/models/writer", {"inputs": "a"}, ("parameters", "max_new_tokens")),
+    "generate of Open Inference": ("/v2/models/talker/generate", {"text_input": "a"}, ("max_tokens",)),
+    "infer": ("/v2/models/talker/infer", {"inputs": TENSORS}, ("parameters", "max_tokens")),
+}
+
+
+@pytest.fixture
+def registry(tiny_generator: Path) -> Registry:
+    customs = Customs(opening=(1,), most=CUSTOM, sampling=Sampling(temperature=0), beams=Beams(1))
+    writer = model(tiny_generator, "writer", "generate", max_tokens=CONTEXT, customs=customs)
+    return Registry([model(tiny_generator, "talker", "generate", max_tokens=CONTEXT), writer], echo)
+
+
+def lengths(registry: Registry, path: str, body: Mapping[str, Any], **settings: Any) -> tuple[int, int]:
+    """The most tokens that the engine is asked for, and how many the context leaves."""
+    (answer,) = ask(application(registry, **settings), (path, body))
+    assert answer.status_code == 200, answer.text
+    [asked] = registry.requests
+    assert isinstance(asked, Generate)
+    return asked.max_tokens, CONTEXT - len(asked.tokens)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_setting_is_used_where_a_request_does_not_say(registry: Registry, name: str) -> None:
+    path, body, _ = CALLS[name]
+    assert lengths(registry, path, body, max_tokens_default=5)[0] == 5
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_setting_is_bounded_by_the_context(registry: Registry, name: str) -> None:
+    path, body, _ = CALLS[name]
+    asked, left = lengths(registry, path, body, max_tokens_default=1000)
+    assert asked == left
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_without_the_setting_a_dialect_has_its_own(registry: Registry, name: str) -> None:
+    path, body, _ = CALLS[name]
+    asked, left = lengths(registry, path, body)
+    assert asked == OWN.get(name, left)
+
+
+def test_a_completion_s_own_length_is_bounded_by_the_context(registry: Registry) -> None:
+    asked, left = lengths(registry, "/v1/completions", {"model": "talker", "prompt": [5] * 60})
+    assert asked == left == 4
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_what_a_request_says_stays(registry: Registry, name: str) -> None:
+    path, body, (*parents, last) = CALLS[name]
+    said: dict[str, Any] = {last: 7}
+    for parent in reversed(parents):
+        said = {parent: said}
+    assert lengths(registry, path, body | said, max_tokens_default=5)[0] == 7
+
+
+def test_anthropic_s_messages_say_it_themselves(registry: Registry) -> None:
+    body = {"model": "talker", "messages": SAID}
+    assert lengths(registry, "/v1/messages", body | {"max_tokens": 7}, max_tokens_default=5)[0] == 7
+    (answer,) = ask(application(registry, max_tokens_default=5), ("/v1/messages", body))
+    assert answer.status_code == 400
+    assert "max_tokens: is required" in answer.text
+
+
+def test_a_prompt_that_is_only_scored_has_no_answer(registry: Registry) -> None:
+    body = {"model": "talker", "prompt": "a", "max_tokens": 0, "echo": True}
+    assert lengths(registry, "/v1/completions", body, max_tokens_default=5)[0] == 0
+
+
+def test_a_stream_that_the_setting_cuts_ends_as_any_other(registry: Registry) -> None:
+    """Its last token's event is the last event."""
+    prompt = "The quick brown fox jumps"
+    said = ({"inputs": prompt}, {"inputs": prompt, "parameters": {"max_new_tokens": 3}})
+    calls = [("/models/talker/generate_stream", body) for body in said]
+    first, second = ask(application(registry, max_tokens_default=3), *calls)
+    told = [orjson.loads(line.removeprefix("data:")) for line in first.text.split("\n\n") if line]
+    assert [event["generated_text"] is None for event in told] == [True, True, False]
+    assert first.text == second.text

@@ -1,0 +1,92 @@
+"""The contract: a cache far too small for what is asked delays answers and changes none; what can never fit is refused
+at once.  And what is cached says the same as what is computed anew."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.support.crowd import (
+    COMPLETIONS,
+    Alone,
+    Answer,
+    ask,
+    completion,
+    prompts,
+    together,
+)
+from tests.support.faults import Fault
+from tests.support.processes import Faulted
+
+CACHE = 1024  # tokens
+PROMPT, ANSWER = 40, 88
+STREAMS = 4 * CACHE // (PROMPT + ANSWER)
+FEW = 1.5  # times that a request loses its place, on average
+
+
+@pytest.fixture(scope="module")
+def server(faulted: Callable[..., Faulted], tiny_generator: Path) -> Faulted:
+    return faulted(f"chat={tiny_generator}", "--cache-tokens", str(CACHE), "--deterministic", "true")
+
+
+def answered(server: Faulted, bodies: list[dict[str, object]]) -> list[Answer]:
+    return asyncio.run(together(ask(server.url, COMPLETIONS, body) for body in bodies))
+
+
+def test_a_quarter_of_what_is_needed_is_enough(server: Faulted, alone: Alone, full: bool) -> None:
+    asked = [completion(prompt, ANSWER) for prompt in prompts(STREAMS * (4 if full else 1), PROMPT, seed=4)]
+    for seed, body in enumerate(asked[::2]):
+        body |= {"temperature": 1.0, "seed": seed}
+    expected = alone(server.url, asked)
+    before = server.rest()
+    answers = answered(server, [body | {"stream": True} for body in asked])
+    assert [answer.text for answer in answers] == expected
+    page = server.rest()
+    preempted = page.total("preemptions_total") - before.total("preemptions_total")
+    assert 0 < preempted <= FEW * len(asked)
+    assert page.total("requests_total", outcome="failed") == 0
+
+
+def test_what_can_never_fit_is_refused_at_once_and_holds_nobody_up(server: Faulted) -> None:
+    """Longer than the cache, or than the model's context."""
+    server.arm(Fault("slow", seconds=0.002))
+    impossible = [completion([201] * prompt, tokens) for prompt, tokens in ((CACHE + 1, 1), (10, CACHE), (200, 57))]
+
+    async def crowded() -> tuple[list[Answer], list[Answer]]:
+        crowd = asyncio.gather(*(ask(server.url, COMPLETIONS, completion(one, 40)) for one in prompts(60, 60, seed=5)))
+        while not (await asyncio.to_thread(lambda: server.page)).total("requests_waiting"):
+            await asyncio.sleep(0)
+        server.arm(Fault("hang"))  # nothing is computed while they are refused
+        refused = [await ask(server.url, COMPLETIONS, body) for body in impossible * 3]
+        assert not crowd.done()
+        server.arm()
+        return refused, await crowd
+
+    refused, crowd = asyncio.run(crowded())
+    assert {answer.status for answer in refused} == {400}
+    assert {answer.json["error"]["param"] for answer in refused} == {"prompt", "max_tokens"}
+    assert {answer.status for answer in crowd} == {200}
+
+
+def test_cached_is_fresh(server: Faulted, alone: Alone) -> None:
+    """A prompt whose beginning others have computed is answered as one computed whole."""
+    beginning, *ends = prompts(9, 64, seed=6)
+    bodies = [completion([*beginning, *end[:8]], 16) for end in ends]
+    fresh = alone(server.url, bodies[:1])
+    answers = answered(server, bodies)
+    again = answered(server, bodies)
+    assert all(answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64 for answer in again)
+    assert [answer.text for answer in answers] == [answer.text for answer in again] == alone(server.url, bodies)
+    assert answers[0].text == fresh[0]
+
+
+def test_a_stored_block_is_not_found_behind_another_beginning(server: Faulted, exact: Faulted, alone: Alone) -> None:
+    """The other server has never seen any of it."""
+    one, other, common = prompts(3, 16, seed=16)
+    asked = completion([*other, *common, 201], 16)
+    for stored in ([*one, *common, 202], [*other, 202]):
+        answered(server, [completion(stored, 1)])
+    (answer,) = answered(server, [asked])
+    assert answer.json["usage"]["prompt_tokens_details"]["cached_tokens"] == 16
+    assert [answer.text] == alone(exact.url, [asked])

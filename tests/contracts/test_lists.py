@@ -1,0 +1,71 @@
+"""A list of thousands of texts is answered beside others, not before them: against a real server."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from polyhead.service.api.shared.encoding_calls import STEPS
+from polyhead.service.config.settings import Settings
+from tests.support.processes import Process
+
+COUNT = 10_000
+TEXT = "The quick brown fox jumps over the lazy dog in the café " * 2
+LINES = {"Accept": "application/x-ndjson"}
+
+
+@pytest.fixture(scope="module")
+def server(tiny_embedder: Path, tiny_classifier: Path) -> Iterator[Process]:
+    process = Process(f"vectors={tiny_embedder}", f"judge={tiny_classifier}")
+    process.ready()
+    yield process
+    assert process.stop() == 0, process.log
+
+
+def test_others_are_answered_while_ten_thousand_texts_are(server: Process) -> None:
+    texts = [f"{number} {TEXT}" for number in range(COUNT)]
+    done = threading.Event()
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        answers.append(httpx.post(f"{server.url}/embed", json={"inputs": texts}, timeout=120))
+        done.set()
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    beside, most = 0, 0.0
+    while not done.is_set():
+        for path in ("/models/vectors/embed", "/models/judge/predict"):
+            assert httpx.post(server.url + path, json={"inputs": "a fox"}, timeout=120).status_code == 200
+        most = max(most, server.page.total("tokens_in_flight"))
+        beside += not done.is_set()
+    asking.join()
+    assert answers[0].status_code == 200, answers[0].text[:200]
+    assert len(answers[0].json()) == COUNT
+    assert beside >= 5, "others waited for all of them"
+    assert 0 < most <= STEPS * Settings().encoder_step_tokens, "no more of them are with the engine at a time"
+
+
+def test_lines_come_before_all_is_known(server: Process) -> None:
+    before = server.page.total("requests_total", model="vectors", outcome="done")
+    texts = [f"{number} {TEXT}" for number in range(2000)]
+    with httpx.stream("POST", f"{server.url}/embed", json={"inputs": texts}, headers=LINES, timeout=120) as response:
+        lines = response.iter_lines()
+        first = json.loads(next(lines))
+        known = server.page.total("requests_total", model="vectors", outcome="done") - before
+        assert (first["index"], len(first["result"])) == (0, 32)
+        assert known < len(texts)
+        assert [json.loads(line)["index"] for line in lines] == list(range(1, len(texts)))
+
+
+def test_a_reader_of_lines_who_leaves_stops_the_rest(server: Process) -> None:
+    before = server.page.books[0]
+    texts = [f"{number} {TEXT}" for number in range(COUNT)]
+    with httpx.stream("POST", f"{server.url}/embed", json={"inputs": texts}, headers=LINES, timeout=120) as response:
+        next(response.iter_lines())
+    received, ended = server.rest().books
+    assert received == ended
+    assert received - before < COUNT

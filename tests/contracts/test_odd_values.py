@@ -1,0 +1,142 @@
+"""A value of any type in any place of any body is refused by its name, or read; it is never the server's fault."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import transformers as tf
+
+from polyhead.service.core.errors import BadRequest
+from tests.service.api.operations.test_admin import KEY, Client, serving
+from tests.service.api.shared.test_fields import ROWS, SECTIONS, body_of
+from tests.support import checkpoints, translators
+from tests.support.edits import edited
+from tests.support.odd_values import (
+    ROUTES,
+    UNHASHABLE,
+    VALUES,
+    Place,
+    Route,
+    inside,
+    is_named,
+    places,
+    replaced,
+)
+
+ANSWERS = ("contradiction", "neutral", "entailment")
+LEAST = 4000  # bodies over HTTP
+TOO_LONG = re.compile("context_length_exceeded|answer_too_large|the model takes [0-9]+")  # of a value that was read
+READS = "{% if documents %}{{ documents[0].text }}{{ enable_thinking }}{% endif %}"
+FIELD = re.compile(r"([^:.\[]*)")
+REFUSED = (400, 422)
+ROOM = 600  # tokens
+
+
+def test_no_wire_object_stumbles_over_a_value() -> None:
+    """Each value of each example of docs/dialects.md, which has every field of every wire object."""
+    tried, unnamed = 0, list[tuple[Any, str]]()
+    seen = set[str]()
+    for row in ROWS:
+        if row.state not in ("done", "harmless"):
+            continue
+        section, body = SECTIONS[row.section], body_of(row)
+        for place in places(body):
+            for value in VALUES:
+                odd = replaced(body, place, value)
+                if (said := f"{row.section} {json.dumps(odd)}") in seen:
+                    continue
+                seen.add(said)
+                tried += 1
+                try:
+                    section.tried(odd)
+                except BadRequest as error:  # anything else that is raised fails here
+                    if not is_named(place, error.message) and not contradicted(place, error.message):
+                        unnamed.append((place, error.message))
+    assert not unnamed
+    assert tried > 10_000
+
+
+def contradicted(place: Place, said: str) -> bool:
+    """Whether what is complained of is another field, which does not fit the value that was read."""
+    return FIELD.match(said).group(1) not in ("", "the body", str(place[0]))
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> dict[str, Path]:
+    """A model of every task; the one that talks has room for tools in its prompt."""
+    made = tmp_path_factory.mktemp("odd")
+    talks = edited(tiny_generator, made / "chat", max_position_embeddings=ROOM)
+    (talks / "chat_template.jinja").write_text(checkpoints.CHAT_TEMPLATE + READS)
+    translators.translator(made / "writer", "marian")
+    return {
+        "chat": talks,
+        "judge": checkpoints.classifier(made / "judge", labels=ANSWERS),
+        "ranker": checkpoints.ranker(made / "ranker"),
+        "embedder": checkpoints.embedder(made / "embedder"),
+        "tagger": checkpoints.encoder(made / "tagger", tf.BertForTokenClassification),
+        "reader": checkpoints.encoder(made / "reader", tf.BertForQuestionAnswering),
+        "filler": checkpoints.encoder(made / "filler", tf.BertForMaskedLM),
+        "writer": made / "writer",
+    }
+
+
+def asked(route: Route, *, full: bool) -> Iterator[tuple[str, Place, Any]]:
+    """The address, the place of the odd value, the body; other addresses of the same route get fewer."""
+    for number, path in enumerate(route.addresses.values()):
+        for body in route.bodies:
+            yield path, (), dict(body)
+            if number and not full:
+                first = next(iter(body))
+                yield from ((path, (first,), replaced(body, (first,), value)) for value in UNHASHABLE)
+                continue
+            for place in places(body):
+                values = VALUES if full or len(place) < 3 else (*UNHASHABLE, *VALUES[:4], "odd")
+                yield from ((path, place, replaced(body, place, value)) for value in values)
+
+
+@pytest.mark.timeout(600)
+def test_no_route_stumbles_over_a_value(folders: dict[str, Path], full: bool) -> None:
+    wrong, sent, known = list[str](), 0, set[str]()
+
+    async def act(client: Client) -> None:
+        nonlocal sent
+        paths = (await client.ask("GET", "/openapi.json")).json()["paths"]
+        known.update(path for path, methods in paths.items() for each in methods.values() if "requestBody" in each)
+        for route in ROUTES:
+            first = next(iter(route.addresses.values()))
+            for path, place, body in asked(route, full=full):
+                administers = path.startswith(("/admin", "/v2/repository"))
+                headers = KEY if administers else {}
+                answer = await client.http.request(route.method, path, json=body, headers=headers)
+                sent += 1
+                if complaint := complained(answer, place, path == first):
+                    wrong.append(f"{path} {place} {inside(body, place)!r:.60}: {complaint:.300}")
+
+    serving(act, folders, explain_tokens=48)
+    assert not wrong, f"{len(wrong)}: " + "\n".join(wrong[:60])
+    assert known == {address for route in ROUTES for address in route.addresses}
+    assert sent >= LEAST, sent
+
+
+def complained(answer: httpx.Response, place: Place, first: bool) -> str:
+    """What is wrong with an answer; of other than the first addresses some name no model."""
+    fine = answer.status_code < (300 if first and not place else 500)
+    if not fine and "odd" not in answer.text and "gone" not in answer.text:
+        return f"{answer.status_code} {answer.text}"
+    if answer.status_code not in REFUSED or not place or not first or TOO_LONG.search(answer.text):
+        return ""
+    if is_named(place, answer.text) or any(contradicted(place, said) for said in sentences(answer.json())):
+        return ""
+    return f"does not name its field: {answer.text}"
+
+
+def sentences(told: Any) -> list[str]:
+    """The texts in an error that begin with a field."""
+    inner = told.values() if isinstance(told, dict) else told if isinstance(told, list) else ()
+    if isinstance(told, str) and ": " in told:
+        return [told]
+    return [said for each in inner for said in sentences(each)]

@@ -1,0 +1,167 @@
+"""Clients that stop reading: what they cost, that they are cut, and that nobody else notices; over real sockets."""
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn.server
+
+from polyhead.service.api.http.connection import PROGRESS, Connection
+from polyhead.service.api.http.connection_limits import Edge
+from polyhead.service.server.process import SEND_BUFFER
+from tests.support.crowd import ask, completion
+from tests.support.edits import edited
+from tests.support.processes import Process
+
+MANY = 50
+PATIENCE = 3  # seconds: the server's
+PROMPT = [40, 41, 42]
+
+
+@pytest.fixture(scope="module")
+def patient_talker(tiny_generator: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A generator that can go on for long."""
+    return edited(tiny_generator, tmp_path_factory.mktemp("patient"), max_position_embeddings=20_000)
+
+
+@pytest.fixture(scope="module")
+def server(patient_talker: Path) -> Iterator[Process]:
+    flags = ("--write-seconds", str(PATIENCE), "--cache-tokens", "400000")
+    process = Process(f"chat={patient_talker}", *flags)
+    process.ready()
+    yield process
+    assert process.stop() == 0, process.log
+
+
+def stuck(server: Process, body: Any, buffer: int = 4096) -> socket.socket:
+    """A client that asks and never reads; what waits for it is in the server's buffers, but for `buffer` bytes."""
+    content = json.dumps(body).encode()
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+    client.connect(("127.0.0.1", int(server.url.rpartition(":")[2])))
+    client.sendall(
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(content) + content
+    )
+    return client
+
+
+def test_many_who_do_not_read_are_cut_and_nobody_else_notices(server: Process) -> None:
+    asked = completion(PROMPT, 400, stream=True)
+    alone = asyncio.run(ask(server.url, "/v1/completions", asked))
+    before = server.resident()
+    endless = completion(PROMPT, 19_000, stream=True, logprobs=20)
+    with ExitStack() as held:
+        for _ in range(MANY):
+            held.enter_context(stuck(server, endless))
+        server.until(lambda: server.page.total("requests_running") == MANY)
+        beside = asyncio.run(ask(server.url, "/v1/completions", asked))
+        server.until(lambda: server.page.total("connections_cut_total") == MANY)
+        server.rest()
+    assert (beside.whole, beside.text) == (True, alone.text)
+    assert server.page.total("requests_total", outcome="aborted") == MANY
+    assert server.page.total("requests_total", outcome="done") == 2
+    assert server.log.count("took too little of its answer in 3 s, it is cut off: 127.0.0.1:") == MANY
+    assert server.resident() - before < 2 * MANY  # MiB
+
+
+def test_a_whole_answer_that_is_not_read_is_cut_too(server: Process) -> None:
+    """The request is done by then; what is left of it is a buffer."""
+    cut, done = server.page.total("connections_cut_total"), server.page.total("requests_total", outcome="done")
+    with stuck(server, completion([PROMPT] * 8, 200, logprobs=20)):
+        server.until(lambda: server.page.total("connections_cut_total") == cut + 1)
+    assert server.page.total("requests_total", outcome="done") == done + 8
+
+
+def test_who_reads_slowly_is_not_cut(server: Process) -> None:
+    """As long as it takes something now and then."""
+    cut, began = server.page.total("connections_cut_total"), time.monotonic()
+    with stuck(server, completion([PROMPT] * 8, 300, logprobs=20), SEND_BUFFER) as client:  # more than it can read
+        client.settimeout(120)
+        while time.monotonic() - began < 3 * PATIENCE:
+            assert client.recv(SEND_BUFFER)
+            time.sleep(PATIENCE / 5)
+        client.setblocking(False)
+        assert client.recv(1), "all was sent, so nothing was waited for"
+        assert server.page.total("connections_cut_total") == cut
+
+
+class Pipe(asyncio.Transport):
+    """A transport whose buffer a test fills."""
+
+    size = 0
+    high: int | None = None
+    aborted = False
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        self.high = high
+
+    def get_write_buffer_size(self) -> int:
+        return self.size
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+class Leaping(asyncio.SelectorEventLoop):
+    """A loop whose clock goes on at once to whatever is due next."""
+
+    now = 0.0
+
+    def __init__(self) -> None:
+        super().__init__()
+        select = self._selector.select
+
+        def leap(timeout: float | None) -> Any:
+            self.now += timeout or 0
+            return select(0)
+
+        self._selector.select = leap  # type: ignore[method-assign]
+
+    def time(self) -> float:
+        return self.now
+
+
+def test_a_reader_takes_a_least_amount_or_all_that_is_left() -> None:
+    """In each `write_seconds`.  A few bytes now and then are too little."""
+
+    async def run() -> tuple[int | None, list[bool], int]:
+        cuts: list[int] = []
+        state = uvicorn.server.ServerState()
+        edge = Edge(
+            header_seconds=60_000,
+            keep_alive_seconds=60_000,
+            write_seconds=300,
+            most=1,
+            words=str,
+            refused=print,
+            cut=lambda: cuts.append(1),
+        )
+        connection = Connection(uvicorn.Config(None), state, {}, edge=edge)  # type: ignore[arg-type]
+        pipe, seen = Pipe(), []
+        connection.connection_made(pipe)
+        pipe.size = 2 * PROGRESS
+        connection.pause_writing()
+        await asyncio.sleep(150)
+        pipe.size = PROGRESS  # enough was taken in time
+        await asyncio.sleep(250)
+        seen.append(pipe.aborted)
+        connection.resume_writing()  # all taken
+        await asyncio.sleep(400)
+        seen.append(pipe.aborted)
+        pipe.size = 2
+        connection.pause_writing()
+        await asyncio.sleep(290)
+        seen.append(pipe.aborted)
+        pipe.size = 1  # a byte of the last two
+        await asyncio.sleep(20)
+        seen.append(pipe.aborted)
+        return pipe.high, seen, len(cuts)
+
+    with asyncio.Runner(loop_factory=Leaping) as runner:
+        assert runner.run(run()) == (0, [False, False, False, True], 1)

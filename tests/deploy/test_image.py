@@ -1,0 +1,286 @@
+"""What the image is made of, as far as that can be known without building it: the Dockerfile and the scripts it runs.
+
+`make lint` has hadolint read it, `make image` builds it, `python -m benchmarks.image` runs it as production would.
+"""
+
+import http.server
+import importlib.util
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import threading
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import pytest
+import torch
+
+from tests.support.places import ROOT
+
+Instruction = tuple[str, str]
+
+
+def instructions() -> list[list[Instruction]]:
+    """What the Dockerfile says, stage by stage; before the first stand arguments for all."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    stages: list[list[Instruction]] = [[]]
+    for line in filter(None, map(str.strip, text.splitlines())):
+        name, _, rest = line.partition(" ")
+        if name == "FROM":
+            stages.append([])
+        stages[-1].append((name, rest.strip()))
+    return stages
+
+
+BEFORE, BUILD, FINAL = instructions()
+
+
+def told(stage: list[Instruction], name: str) -> list[str]:
+    return [rest for instruction, rest in stage if instruction == name]
+
+
+def test_the_image_is_for_cpus_unless_it_is_told_otherwise() -> None:
+    assert "VARIANT=cpu" in told(BEFORE, "ARG")
+    assert './torch.sh "${VARIANT}"' in " ".join(told(BUILD, "RUN"))
+    assert 'slim.py "${VARIANT}"' in " ".join(told(BUILD, "RUN"))
+
+
+def test_the_base_is_pinned_by_version_and_digest() -> None:
+    """That of the first stage; the second has the same unless RUNTIME is given."""
+    base, runtime = (rest for rest in told(BEFORE, "ARG") if rest.startswith(("BASE=", "RUNTIME=")))
+    assert re.fullmatch(r"BASE=python:3\.\d+\.\d+-slim-[a-z]+@sha256:[0-9a-f]{64}", base)
+    assert runtime == "RUNTIME=${BASE}"
+    text = (ROOT / "Dockerfile").read_text()
+    assert re.findall(r"^FROM (\S+)", text, flags=re.MULTILINE) == ["${BASE}", "${RUNTIME}"]
+
+
+OLD, NEW = "sha256:" + "a" * 64, "sha256:" + "b" * 64
+
+
+@pytest.fixture
+def pinned(tmp_path: Path) -> Path:
+    """A copy of what names images by digest, and a docker that finds the digest which the file `found` holds."""
+    (tmp_path / "deploy").mkdir()
+    shutil.copy(ROOT / "deploy" / "digests.sh", tmp_path / "deploy")
+    (tmp_path / "Dockerfile").write_text(f"ARG BASE=python:3.12.15-slim-trixie@{OLD}\n")
+    (tmp_path / "compose.yaml").write_text(f"image: polyhead:0.1.0\nimage: prom/prometheus:v3.13.2@{OLD}\n")
+    (tmp_path / "found").write_text(NEW)
+    docker = tmp_path / "docker"
+    docker.write_text(
+        '#!/bin/sh\n[ "$2" = version ] && exit\necho "$@" >>"${0%/*}/asked"\ncat "${0%/*}/found"\n', "utf-8"
+    )
+    docker.chmod(0o755)
+    return tmp_path
+
+
+def digests(folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    variables = {"PATH": f"{folder}:/usr/bin:/bin"}
+    command = [folder / "deploy" / "digests.sh", *flags]
+    return subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+
+
+def test_digests_are_looked_up_by_version_and_written(pinned: Path) -> None:
+    assert digests(pinned).returncode == 0
+    assert (pinned / "Dockerfile").read_text() == f"ARG BASE=python:3.12.15-slim-trixie@{NEW}\n"
+    assert (pinned / "compose.yaml").read_text() == f"image: polyhead:0.1.0\nimage: prom/prometheus:v3.13.2@{NEW}\n"
+    asked = [line.split()[3] for line in (pinned / "asked").read_text().splitlines()]
+    assert asked == ["prom/prometheus:v3.13.2", "python:3.12.15-slim-trixie"]
+    assert "as it was" in digests(pinned).stdout
+
+
+def test_digests_are_checked_without_writing(pinned: Path) -> None:
+    before = (pinned / "compose.yaml").read_text()
+    assert digests(pinned, "--check").returncode == 1
+    assert (pinned / "compose.yaml").read_text() == before
+    (pinned / "found").write_text(OLD)
+    assert digests(pinned, "--check").returncode == 0
+
+
+def test_what_is_no_digest_is_not_written(pinned: Path) -> None:
+    (pinned / "found").write_text("unauthorised")
+    done = digests(pinned)
+    assert done.returncode == 1
+    assert "no digest, but: unauthorised" in done.stderr
+    assert OLD in (pinned / "Dockerfile").read_text()
+
+
+def test_what_runs_was_only_copied() -> None:
+    """So the final stage needs no shell, and has neither compiler nor sources."""
+    assert not told(FINAL, "RUN")
+    assert all(copied.startswith("--from=build ") for copied in told(FINAL, "COPY"))
+    assert not told(FINAL, "ADD")
+
+
+@pytest.mark.parametrize("name", ["ENTRYPOINT", "CMD", "HEALTHCHECK"])
+def test_no_shell_is_needed_to_start_it(name: str) -> None:
+    (rest,) = told(FINAL, name)
+    assert json.loads(rest[rest.index("[") :])
+
+
+def test_it_runs_as_nobody_in_particular() -> None:
+    assert told(FINAL, "USER") == ["10001:10001"]
+    assert [rest for rest in told(FINAL, "COPY") if "--chown" in rest] == [
+        "--from=build --chown=10001:10001 /opt/models /models"
+    ]
+
+
+def test_it_says_what_it_is() -> None:
+    (labels,) = told(FINAL, "LABEL")
+    names = {label.partition("=")[0] for label in shlex.split(labels)}
+    assert names == {
+        f"org.opencontainers.image.{n}" for n in ("title", "description", "licenses", "version", "revision")
+    }
+
+
+def test_all_that_the_build_copies_reaches_it_and_every_option_is_an_argument() -> None:
+    allowed = [line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")]
+    assert all((ROOT / path).exists() for path in allowed)
+    needed = {path for rest in told(BUILD, "COPY") for path in rest.split()[:-1]} - {"."}
+    assert needed <= set(allowed)
+    script = (ROOT / "deploy" / "image.sh").read_text()
+    (options,) = re.findall(r"^for option in (.*); do$", script, flags=re.MULTILINE)
+    arguments = {rest.partition("=")[0] for stage in (BEFORE, BUILD, FINAL) for rest in told(stage, "ARG")}
+    assert arguments - {"VERSION", "REVISION"} == set(options.split())
+    (labels,) = told(FINAL, "LABEL")
+    overridden = re.findall(r"--label \"([a-z.]+)=", script)
+    assert len(overridden) == 2
+    assert all(f"{name}=" in labels for name in overridden)
+
+
+@pytest.fixture
+def probed() -> Iterator[http.server.HTTPServer]:
+    """A server whose /readyz says what `status` is."""
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(self.server.status if self.path == "/readyz" else 404)  # type: ignore[attr-defined]
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None: ...
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    "others", [{}, {"POLYHEAD_PROBE_PORT": "0"}, {"POLYHEAD_PROBE_PORT": "its", "POLYHEAD_PORT": "1"}]
+)
+@pytest.mark.parametrize(("status", "healthy"), [(200, True), (503, False)])
+def test_it_is_healthy_when_it_is_ready(
+    probed: http.server.HTTPServer, status: int, healthy: bool, others: dict[str, str]
+) -> None:
+    probed.status = status  # type: ignore[attr-defined]
+    (check,) = told(FINAL, "HEALTHCHECK")
+    _, *arguments = json.loads(check[check.index("[") :])
+    its = str(probed.server_address[1])
+    environment = {"POLYHEAD_PORT": its} | {name: value.replace("its", its) for name, value in others.items()}
+    done = subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, check=False)
+    assert (done.returncode == 0) == healthy
+
+
+@pytest.fixture
+def pip(tmp_path: Path) -> Path:
+    """A pip that writes down what it is asked for, and finds it if the file `found` is there."""
+    tool = tmp_path / "pip"
+    tool.write_text('#!/bin/sh\ncd "${0%/*}"\necho "$PIP_EXTRA_INDEX_URL" "$@" >asked\ntest -e found\n')
+    tool.chmod(0o755)
+    (tmp_path / "found").touch()
+    return tool
+
+
+def torch_sh(pip: Path, variant: str, index: str = "") -> subprocess.CompletedProcess[str]:
+    command = ["/bin/sh", ROOT / "deploy" / "torch.sh", variant, index]
+    return subprocess.run(command, cwd=ROOT, env={"PIP": str(pip)}, capture_output=True, text=True, check=False)
+
+
+def test_the_torch_that_is_asked_for_is_the_variants(pip: Path) -> None:
+    (pinned,) = re.findall(r"^torch==.*$", (ROOT / "constraints.txt").read_text(), flags=re.MULTILINE)
+    for variant, index, asked in (
+        ("cpu", "", f"install {pinned}+cpu"),
+        ("cpu", "https://example.com/cpu", f"https://example.com/cpu install {pinned}+cpu"),
+        ("gpu", "", f"install {pinned}"),
+    ):
+        assert torch_sh(pip, variant, index).returncode == 0
+        assert (pip.parent / "asked").read_text().strip() == asked
+
+
+def test_a_build_without_a_torch_for_cpus_says_what_to_do(pip: Path) -> None:
+    (pip.parent / "found").unlink()
+    done = torch_sh(pip, "cpu")
+    assert done.returncode == 1
+    assert "pass TORCH_INDEX" in done.stderr
+    assert "VARIANT=gpu" in done.stderr
+    assert torch_sh(pip, "tpu").stderr == "VARIANT must be cpu or gpu, not tpu\n"
+
+
+@pytest.fixture
+def slim() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("slim", ROOT / "deploy" / "slim.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("variant", "cuda", "packages", "complaint"),
+    [
+        ("cpu", None, [], ""),
+        ("gpu", "13.0", ["nvidia-cublas"], ""),
+        ("cpu", "13.0", [], "is built with CUDA"),
+        ("cpu", None, ["nvidia-cublas"], "brought nvidia-cublas"),
+        ("gpu", None, [], "is built without CUDA"),
+    ],
+)
+def test_what_was_installed_is_what_the_variant_means(
+    slim: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    variant: str,
+    cuda: str | None,
+    packages: list[str],
+    complaint: str,
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    installed = [SimpleNamespace(name=name) for name in (*packages, "numpy")]
+    monkeypatch.setattr(slim.metadata, "distributions", lambda: installed)
+    if not complaint:
+        slim.verify(variant)
+        return
+    with pytest.raises(SystemExit, match=complaint):
+        slim.verify(variant)
+
+
+def test_an_extra_that_was_not_asked_for_is_not_missed(
+    slim: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    package = tmp_path / "ours"
+    package.mkdir()
+    for name, content in {"__init__": "", "plain": "", "fleet": "import ray"}.items():
+        (package / f"{name}.py").write_text(content)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.setattr(slim, "SITE", tmp_path)
+    monkeypatch.setattr(slim, "PACKAGES", ("ours",))
+    slim.load()
+    assert "ours.plain" in sys.modules
+    (package / "broken.py").write_text("import nowhere_at_all")
+    with pytest.raises(ModuleNotFoundError, match="nowhere_at_all"):
+        slim.load()
+
+
+def test_the_usual_image_has_no_ray_in_it() -> None:
+    """Ray is a quarter of a gigabyte, and what it needs comes on top; whoever wants it asks for it."""
+    (extras,) = [rest for rest in told(BUILD, "ARG") if rest.startswith("EXTRAS=")]
+    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert extras == "EXTRAS=hub,otel"
+    assert {"hub", "otel", "ray"} <= known.keys()

@@ -1,0 +1,319 @@
+"""Every family equals the reference implementation on tiny random checkpoints: whole, packed, and over the cache."""
+
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any, get_args
+
+import pytest
+import torch
+import transformers as tf
+
+from polyhead.models.architectures import FAMILIES, rename
+from polyhead.models.executors.contract import Rows
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.network.heads import (
+    LanguageHead,
+    MaskHead,
+    Pooler,
+    Pooling,
+    Scoring,
+    SequenceHead,
+    TokenHead,
+)
+from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.transformer import Transformer
+
+SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34], [40]]
+BERT = dict(vocab_size=97, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64)
+LLAMA = dict(BERT, num_key_value_heads=2, max_position_embeddings=64)
+GEMMA = dict(LLAMA, head_dim=16, query_pre_attn_scalar=24, num_hidden_layers=3, sliding_window=4)
+GEMMA_LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+LLAMA3_ROPE = dict(
+    rope_type="llama3", rope_theta=10_000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)  # fmt: skip
+
+CASES: dict[str, tuple[Any, Any]] = {
+    "bert": (tf.BertConfig(**BERT, max_position_embeddings=64), tf.BertModel),
+    "bert-tanh": (tf.BertConfig(**BERT, max_position_embeddings=64, hidden_act="gelu_new"), tf.BertModel),
+    "roberta": (tf.RobertaConfig(**BERT, max_position_embeddings=66, type_vocab_size=1), tf.RobertaModel),
+    "xlm-roberta": (tf.XLMRobertaConfig(**BERT, max_position_embeddings=66, type_vocab_size=1), tf.XLMRobertaModel),
+    "distilbert": (
+        tf.DistilBertConfig(vocab_size=97, dim=32, n_layers=2, n_heads=4, hidden_dim=64, max_position_embeddings=64),
+        tf.DistilBertModel,
+    ),
+    "gpt2": (tf.GPT2Config(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64), tf.GPT2LMHeadModel),
+    "openai-gpt": (
+        tf.OpenAIGPTConfig(vocab_size=97, n_embd=32, n_layer=2, n_head=4, n_positions=64),
+        tf.OpenAIGPTLMHeadModel,
+    ),
+    "llama": (tf.LlamaConfig(**LLAMA), tf.LlamaForCausalLM),
+    "llama-biased-tied": (
+        tf.LlamaConfig(**LLAMA, attention_bias=True, mlp_bias=True, tie_word_embeddings=True),
+        tf.LlamaForCausalLM,
+    ),
+    "llama-linear": (
+        tf.LlamaConfig(**LLAMA, rope_parameters=dict(rope_type="linear", rope_theta=5e3, factor=2.0)),
+        tf.LlamaForCausalLM,
+    ),
+    "llama-3": (tf.LlamaConfig(**LLAMA, rope_parameters=LLAMA3_ROPE), tf.LlamaForCausalLM),
+    "mistral-window": (tf.MistralConfig(**LLAMA, sliding_window=3), tf.MistralForCausalLM),
+    "qwen2": (tf.Qwen2Config(**LLAMA), tf.Qwen2ForCausalLM),
+    "qwen2-window": (
+        tf.Qwen2Config(**LLAMA, use_sliding_window=True, sliding_window=3, max_window_layers=1),
+        tf.Qwen2ForCausalLM,
+    ),
+    "qwen3": (tf.Qwen3Config(**LLAMA, head_dim=16), tf.Qwen3ForCausalLM),
+    "gemma3": (tf.Gemma3TextConfig(**GEMMA, layer_types=GEMMA_LAYERS), tf.Gemma3ForCausalLM),
+    "gemma3-pattern": (tf.Gemma3TextConfig(**dict(GEMMA, num_hidden_layers=7)), tf.Gemma3ForCausalLM),
+}
+CAUSAL = [name for name, (_, kind) in CASES.items() if "CausalLM" in kind.__name__ or "LMHead" in kind.__name__]
+
+
+CONFIG = FAMILIES["bert"].config(CASES["bert"][0].to_dict())
+
+
+def build(name: str) -> tuple[Any, Transformer, LanguageHead | None]:
+    """The reference model with wild weights, and ours holding the same ones."""
+    torch.manual_seed(0)
+    config, kind = CASES[name]
+    config._attn_implementation = "eager"
+    theirs = kind(config).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    family = FAMILIES[config.model_type]
+    ours = Transformer(family.config(config.to_dict())).eval()
+    spec = family.heads[kind.__name__]
+    weights = dict(
+        piece for key, value in theirs.state_dict().items() for piece in rename(family, spec.renames, key, value)
+    )
+    head_weights = {key.removeprefix("head."): weights.pop(key) for key in list(weights) if key.startswith("head.")}
+    ours.load_state_dict(weights)
+    if spec.kind != "generate":
+        return theirs, ours, None
+    head = LanguageHead(ours.config)
+    head.load_state_dict(head_weights)
+    return theirs, ours, head.eval()
+
+
+def reference(theirs: Any, sequence: list[int], head: LanguageHead | None) -> torch.Tensor:
+    out = theirs(torch.tensor([sequence]))
+    return out.last_hidden_state[0] if head is None else out.logits[0]
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_whole_and_packed(name: str) -> None:
+    theirs, ours, head = build(name)
+    states = ours(Ragged.of(SEQUENCES))
+    packed = states if head is None else head(states)
+    expected = torch.cat([reference(theirs, sequence, head) for sequence in SEQUENCES])
+    scale = max(1.0, float(expected.abs().max()))
+    assert float((packed - expected).abs().max()) <= 1e-5 * scale
+    alone = ours(Ragged.of(SEQUENCES[:1]))
+    assert torch.allclose(alone, states[: len(SEQUENCES[0])], atol=1e-5 * scale)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("block_size", [1, 4])
+def test_chunked_over_the_cache(name: str, block_size: int) -> None:
+    """Chunks of several sequences mixed with single tokens, in scattered blocks, equal the whole forward."""
+    theirs, ours, head = build(name)
+    executor = TorchExecutor(ours, head, block_count=40, block_size=block_size)
+    free = list(range(39, 0, -1))[:: 1 if block_size == 4 else -1]
+    tables = [[free.pop() for _ in range(-(-len(s) // block_size))] for s in SEQUENCES]
+    plan = [{0: 4}, {0: 1, 1: 2}, {0: 2, 1: 1, 2: 3, 3: 1}, {0: 1, 2: 1}, {0: 1, 2: 1}]
+    done, collected = [0] * len(SEQUENCES), [[] for _ in SEQUENCES]  # type: ignore[var-annotated]
+    for step in plan:
+        rows = Rows([], [], [0], [], [])
+        for n, count in step.items():
+            span = range(done[n], done[n] + count)
+            rows.tokens.extend(SEQUENCES[n][p] for p in span)
+            rows.positions.extend(span)
+            rows.starts.append(len(rows.tokens))
+            rows.tables.append(tables[n])
+            done[n] += count
+        rows.wanted.extend(range(len(rows.tokens)))
+        logits = executor.step(rows)
+        for i, n in enumerate(step):
+            collected[n].append(logits[rows.starts[i] : rows.starts[i + 1]])
+    assert done == [len(sequence) for sequence in SEQUENCES]
+    with torch.no_grad():
+        for n, sequence in enumerate(SEQUENCES):
+            expected = reference(theirs, sequence, head)
+            scale = max(1.0, float(expected.abs().max()))
+            assert float((torch.cat(collected[n]) - expected).abs().max()) <= 1e-5 * scale
+
+
+SEQUENCE_HEADS = {
+    "bert": (tf.BertConfig(**BERT, max_position_embeddings=64, num_labels=3), tf.BertForSequenceClassification),
+    "roberta": (
+        tf.RobertaConfig(**BERT, max_position_embeddings=66, type_vocab_size=1, num_labels=3),
+        tf.RobertaForSequenceClassification,
+    ),
+    "distilbert": (
+        tf.DistilBertConfig(vocab_size=97, dim=32, n_layers=2, n_heads=4, hidden_dim=64, num_labels=3),
+        tf.DistilBertForSequenceClassification,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SEQUENCE_HEADS)
+@torch.no_grad()
+def test_sequence_heads(name: str) -> None:
+    config, kind = SEQUENCE_HEADS[name]
+    theirs = kind(config).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    family = FAMILIES[config.model_type]
+    ours = Transformer(family.config(config.to_dict())).eval()
+    spec = family.heads[kind.__name__]
+    head = SequenceHead(ours.config, 3, spec.scoring(config.to_dict()), "softmax")
+    weights = dict(
+        piece for key, value in theirs.state_dict().items() for piece in rename(family, spec.renames, key, value)
+    )
+    head.load_state_dict({key.removeprefix("head."): weights.pop(key) for key in list(weights) if "head." in key})
+    ours.load_state_dict(weights)
+    batch = Ragged.of(SEQUENCES)
+    got = head(ours(batch), batch.starts)
+    expected = torch.cat([theirs(torch.tensor([sequence])).logits for sequence in SEQUENCES])
+    assert torch.allclose(got, expected, atol=1e-5)
+    assert torch.allclose(head.close(got), expected.softmax(-1), atol=1e-5)
+
+
+def test_families_and_head_names_match_the_reference() -> None:
+    """Every architecture we claim is a class of the reference implementation."""
+    for family in FAMILIES.values():
+        for architecture in family.heads:
+            assert hasattr(tf, architecture), (family.name, architecture)
+
+
+def test_a_block_that_held_nan_is_clean_for_its_next_holder() -> None:
+    """Values that are no numbers stay with the sequence that made them, even when its block changes hands."""
+    _, ours, head = build("llama")
+    executor = TorchExecutor(ours, head, block_count=4, block_size=4)
+    fresh = executor.step(Rows([5, 6], [0, 1], [0, 2], [[2]], [1]))
+    with torch.no_grad():
+        kept = ours.tokens.weight[7].clone()
+        ours.tokens.weight[7] = float("nan")
+    assert not executor.poisoned
+    assert executor.step(Rows([7] * 4, [0, 1, 2, 3], [0, 4], [[2]], [3])).isnan().any()
+    assert executor.poisoned == {2}
+    assert executor.step(Rows([5], [4], [0, 1], [[2, 3]], [0])).isnan().any()  # it reads its own NaN
+    assert executor.poisoned == {2, 3}
+    with torch.no_grad():
+        ours.tokens.weight[7] = kept
+    assert torch.equal(executor.step(Rows([5, 6], [0, 1], [0, 2], [[2]], [1])), fresh)
+    assert executor.poisoned == {3}, "until somebody starts it anew"
+
+
+def test_a_chunk_that_goes_bad_names_its_blocks_at_once() -> None:
+    """In the middle of a prompt, before any logits are wanted; a neighbour's blocks are not named."""
+    _, ours, head = build("llama")
+    executor = TorchExecutor(ours, head, block_count=8, block_size=4)
+    with torch.no_grad():
+        ours.tokens.weight[7] = float("inf")
+    bad, good = [5, 6, 5, 6, 5, 7, 5, 6], [8, 9, 8, 9]
+    positions = [*range(8), *range(4)]
+    executor.step(Rows([*bad, *good], positions, [0, 8, 12], [[1, 4], [6]], []))
+    assert 4 in executor.poisoned
+    assert 6 not in executor.poisoned
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_wanted_rows_alone_have_the_same_states(name: str) -> None:
+    _, ours, _ = build(name)
+    batch = Ragged.of(SEQUENCES)
+    for wanted in ([0, 9, 12, 17], [8], list(range(len(batch.tokens)))):
+        narrowed = ours(replace(batch, wanted=torch.tensor(wanted)))
+        assert torch.allclose(narrowed, ours(batch)[wanted], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        *(SequenceHead(CONFIG, 3, Scoring(kind), "softmax") for kind in ("cls", "mean", "last")),
+        TokenHead(CONFIG, 3, "softmax"),
+        MaskHead(CONFIG, "gelu"),
+        *(Pooler(kind, True) for kind in get_args(Pooling)),
+    ],
+)
+@torch.no_grad()
+def test_a_head_answers_the_same_from_the_rows_it_wants(head: Any) -> None:
+    states, starts = torch.randn(10, CONFIG.width), [0, 4, 5, 10]
+    rows, narrowed = head.wanted(starts)
+    assert torch.equal(head(states[rows], narrowed), head(states, starts))
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        SequenceHead(CONFIG, 3, Scoring(), "softmax"),
+        TokenHead(CONFIG, 3, "softmax"),
+        MaskHead(CONFIG, "gelu"),
+        Pooler("mean", True),
+    ],
+)
+@torch.no_grad()
+def test_heads_in_half_precision(head: Any) -> None:
+    """The executor's states are float32 whatever the network's precision is."""
+    states = torch.randn(4, CONFIG.width)
+    rows, starts = head.wanted([0, 3, 4])
+    exact = head(states[rows], starts)
+    half = deepcopy(head).to(torch.bfloat16)(states[rows], starts)
+    assert half.dtype == torch.float32
+    assert torch.allclose(half, exact, atol=0.05)
+
+
+def test_a_neighbour_that_is_no_number_stays_alone() -> None:
+    """A long sequence of NaN beside short ones, whose tables are padded to its length."""
+    _, ours, head = build("llama")
+    executor = TorchExecutor(ours, head, block_count=8, block_size=4)
+    alone = executor.step(Rows([5, 6], [0, 1], [0, 2], [[6]], [1]))
+    with torch.no_grad():
+        ours.tokens.weight[7] = float("nan")
+    for order in ([0, 1], [1, 0]):
+        members = [([7] * 12, [0, 1, 2]), ([5, 6], [3])]
+        rows = Rows([], [], [0], [], [])
+        for n in order:
+            tokens, table = members[n]
+            rows.tokens.extend(tokens)
+            rows.positions.extend(range(len(tokens)))
+            rows.starts.append(len(rows.tokens))
+            rows.tables.append(table)
+            rows.wanted.append(len(rows.tokens) - 1)
+        logits = executor.step(rows)
+        assert logits[order.index(0)].isnan().any()
+        assert torch.allclose(logits[order.index(1)], alone[0], atol=1e-5)
+
+
+SPARSE = {
+    "gemma3_text": ({"num_hidden_layers": 6, "hidden_size": 32, "num_attention_heads": 4, "head_dim": 8}, 4096),
+    "mistral": ({"hidden_size": 32, "num_attention_heads": 4, "head_dim": 8}, 4096),
+    "qwen2": ({"hidden_size": 32, "num_attention_heads": 4, "num_hidden_layers": 30, "use_sliding_window": True}, 4096),
+    "llama": ({"hidden_size": 32, "num_attention_heads": 4, "sliding_window": 7}, 0),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_absent_keys_mean_what_they_mean_to_the_reference(name: str) -> None:
+    given, window = SPARSE[name]
+    theirs = tf.AutoConfig.for_model(name, **given)
+    sizes = ("vocab_size", "intermediate_size", "num_key_value_heads", "max_position_embeddings", "num_hidden_layers")
+    ours = FAMILIES[name].config({**{size: getattr(theirs, size) for size in sizes}, **given})
+    assert ours.window == window
+    layers = [ours.is_windowed(layer) for layer in range(ours.depth)]
+    kinds = getattr(theirs, "layer_types", None) or ["sliding_attention" if window else "full_attention"] * ours.depth
+    assert layers == [kind == "sliding_attention" for kind in kinds]
+    rope = theirs.rope_parameters
+    assert ours.rope_base == rope.get("full_attention", rope)["rope_theta"]
+    if "sliding_attention" in rope:
+        assert ours.window_rope_base == rope["sliding_attention"]["rope_theta"]
+
+
+def test_nobody_wanted() -> None:
+    """A step of a chunk that does not end its prompt."""
+    _, ours, head = build("llama")
+    executor = TorchExecutor(ours, head, block_count=2, block_size=4)
+    assert executor.step(Rows([5, 6], [0, 1], [0, 2], [[1]], [])).shape == (0, 97)

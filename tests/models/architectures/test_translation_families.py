@@ -1,0 +1,243 @@
+"""Encoder-decoders as they are saved: logits, greedy answers and beams are the reference's; what differs is refused."""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyhead.models.checkpoint import Checkpoint, describe, load
+from polyhead.models.core.errors import CheckpointError, UnsupportedError
+from polyhead.models.network.ragged import Ragged
+from polyhead.models.seq2seq.decoding import (
+    Answer,
+    Writing,
+    search,
+    write,
+)
+from polyhead.service.config.settings import Settings
+from polyhead.service.runtime.executor_choice import prepare
+from polyhead.service.runtime.memory_budget import sized
+from tests.support.edits import edited, with_tensors
+from tests.support.translators import KINDS, translator
+
+PAD, END = 1, 2
+SOURCES = [[5, 6, 7, 8, 9, 10, END], [11, 12, END], [13, 14, 15, 16, 17, 18, 19, 20, 21, 22, END], [30, END]]
+TARGETS = [[PAD, 7, 8, 9], [PAD, 20, 21, 22, 23, 24, 25, 26, 27], [PAD], [PAD, 4]]
+MOST = 10
+Made = Callable[[str], tuple[Any, Path]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """One of each kind: the reference, and the folder it was saved to."""
+    kept: dict[str, tuple[Any, Path]] = {}
+
+    def make(kind: str) -> tuple[Any, Path]:
+        if kind not in kept:
+            folder = tmp_path_factory.mktemp("translators") / kind
+            kept[kind] = translator(folder, kind), folder
+        return kept[kind]
+
+    return make
+
+
+def generated(theirs: Any, **options: object) -> list[list[int]]:
+    """What the reference writes, without its start and what it fills up with."""
+    longest = max(map(len, SOURCES))
+    padded = torch.tensor([source + [PAD] * (longest - len(source)) for source in SOURCES])
+    mask = torch.tensor([[1] * len(source) + [0] * (longest - len(source)) for source in SOURCES])
+    options = {
+        "use_cache": False,
+        "do_sample": False,
+        "max_new_tokens": MOST,
+        **options,
+    }  # its cache is of equal depths
+    return [trimmed(answer[1:]) for answer in theirs.generate(padded, attention_mask=mask, **options).tolist()]
+
+
+def trimmed(answer: list[int]) -> list[int]:
+    return answer[: answer.index(END) + 1] if END in answer else answer
+
+
+def said(answers: list[Answer]) -> list[list[int]]:
+    return [[*answer.tokens, *([answer.stop] if answer.stop >= 0 else [])] for answer in answers]
+
+
+def written(loaded: Checkpoint, **options: Any) -> list[list[int]]:
+    assert loaded.writing is not None
+    how = replace(loaded.writing, **{"most": MOST, **options})
+    return said(write(loaded.head, Ragged.of(SOURCES), how))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@torch.no_grad()
+def test_logits_are_those_of_the_reference(made: Made, kind: str) -> None:
+    theirs, folder = made(kind)
+    loaded = load(str(folder))
+    assert (loaded.task, loaded.family) == ("translate", theirs.config.model_type)
+    ours = loaded.head(Ragged.of(SOURCES), Ragged.of(TARGETS))
+    pairs = zip(SOURCES, TARGETS, strict=True)
+    expected = torch.cat([theirs(torch.tensor([s]), decoder_input_ids=torch.tensor([t])).logits[0] for s, t in pairs])
+    assert float((ours - expected).abs().max()) <= 1e-5 * float(expected.abs().max())
+    assert float(expected.std()) > 0.5, "the reference says nothing that could be missed"
+
+
+@pytest.mark.parametrize("kind", ["t5", "t5-1.1", "bart", "marian"])
+def test_greedy_answers_and_beams_are_those_of_the_reference(made: Made, kind: str) -> None:
+    theirs, folder = made(kind)
+    loaded = load(str(folder))
+    greedy = written(loaded, once=2)
+    assert greedy == generated(theirs, no_repeat_ngram_size=2)
+    beams = written(loaded, beams=4, once=2)
+    assert beams == generated(theirs, num_beams=4, no_repeat_ngram_size=2)
+    assert beams != greedy
+    assert len({token for answer in (*greedy, *beams) for token in answer}) > 12
+
+
+OPTIONS: dict[str, tuple[dict[str, Any], Writing]] = {
+    "summaries": (
+        dict(forced_bos_token_id=0, forced_eos_token_id=2, length_penalty=2.0, max_length=11, min_length=7,
+             no_repeat_ngram_size=3, num_beams=4, early_stopping=True),
+        Writing(stops=frozenset((2,)), most=10, least=6, opening=(0,), closing=(2,), once=3, beams=4,
+                length_penalty=2.0, early=True, top_k=50),
+    ),
+    "translations": (
+        dict(bad_words_ids=[[PAD]], forced_eos_token_id=2, max_length=9, num_beams=3, renormalize_logits=True,
+             forced_bos_token_id=None, early_stopping="never", suppress_tokens=[7, 8]),
+        Writing(stops=frozenset((2,)), most=8, closing=(2,), banned=(PAD, 7, 8), renormalised=True, beams=3,
+                patient=True, top_k=50),
+    ),
+    "several ends": (
+        dict(eos_token_id=[2, 155, 168, 196], max_new_tokens=12, num_beams=4, length_penalty=0.5, min_new_tokens=2,
+             forced_bos_token_id=None, forced_eos_token_id=None),
+        Writing(stops=frozenset((2, 155, 168, 196)), most=12, least=2, beams=4, length_penalty=0.5, top_k=50),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [("bart", "summaries"), ("marian", "translations"), ("bart", "several ends")]
+)
+def test_what_a_folder_says_of_writing_is_followed(made: Made, tmp_path: Path, kind: str, options: str) -> None:
+    theirs, folder = made(kind)
+    said_of, expected = OPTIONS[options]
+    file = "generation_config.json"
+    before = json.loads((folder / file).read_text("utf-8"))
+    after = {key: value for key, value in {**before, **said_of}.items() if value is not None}
+    told = edited(folder, tmp_path / "told", file=file, **said_of)
+    loaded = load(str(told))
+    assert loaded.writing == expected
+    theirs.generation_config = type(theirs.generation_config)(**after)
+    try:
+        limit = {"max_new_tokens": None} if "max_length" in said_of else {"max_new_tokens": said_of["max_new_tokens"]}
+        reference = generated(theirs, **limit)
+    finally:
+        theirs.generation_config = type(theirs.generation_config)(**before)
+    ends = said_of.get("eos_token_id", [END])
+    cut = [next((a[: n + 1] for n, token in enumerate(a) if token in ends), a) for a in reference]
+    assert written(loaded, most=expected.most) == cut
+
+
+def test_all_answers_of_a_search_come_in_the_order_of_the_reference(made: Made) -> None:
+    theirs, folder = made("t5-1.1")
+    loaded = load(str(folder))
+    assert loaded.writing is not None
+    found = search(loaded.head, Ragged.of(SOURCES), replace(loaded.writing, most=MOST, beams=3))  # type: ignore[arg-type]
+    expected = generated(theirs, num_beams=3, num_return_sequences=3)
+    assert [answer for answers in found for answer in said(answers)] == expected
+
+
+def test_where_no_file_says_it_the_configuration_does(made: Made, tmp_path: Path) -> None:
+    _, folder = made("marian")
+    old = edited(folder, tmp_path / "old", num_beams=6, max_length=33, bad_words_ids=[[PAD]])
+    (old / "generation_config.json").unlink()
+    how = describe(str(old)).head.writing
+    assert how is not None
+    assert (how.beams, how.most, how.banned, how.closing, how.stops) == (6, 32, (PAD,), (END,), frozenset((END,)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "sentence"),
+    [
+        ("t5", {"feed_forward_proj": "mixed-relu"}, "feed_forward_proj 'mixed-relu' is neither plain nor gated"),
+        ("t5", {"feed_forward_proj": "gated-mish"}, "activation 'mish'"),
+        ("t5", {"relative_attention_num_buckets": 2}, "distances is 2, which should be 4 at least"),
+        ("t5", {"num_decoder_layers": 10**9}, "1000000000 layers, but the files hold"),
+        ("t5", {"num_decoder_layers": 4}, r"tensors are missing: .*decoder\.block\.3\."),
+        ("t5", {"architectures": ["T5ForQuestionAnswering"]}, "T5ForQuestionAnswering.*T5ForConditionalGeneration"),
+        ("bart", {"normalize_before": True}, "normalize_before is True: only False"),
+        ("bart", {"decoder_layers": 2}, r"no place in the network.*decoder\.layers\.2\."),
+        ("bart", {"encoder_attention_heads": 0}, "wrong kind"),
+        ("marian", {"share_encoder_decoder_embeddings": False}, "share_encoder_decoder_embeddings is False"),
+        ("marian", {"decoder_vocab_size": 100}, "one vocabulary for both sides"),
+        ("marian", {"max_position_embeddings": 2**30}, "max_positions is 1073741824, which should be .* at most"),
+    ],
+)
+def test_configurations_that_cannot_be_followed(
+    made: Made, tmp_path: Path, kind: str, changes: dict[str, Any], sentence: str
+) -> None:
+    folder = edited(made(kind)[1], tmp_path / "broken", **changes)
+    with pytest.raises(CheckpointError, match=f"(?s){sentence}") as raised:
+        load(str(folder))
+    assert str(folder) in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"repetition_penalty": 1.3}, "repetition_penalty 1.3 would change what is written"),
+        ({"encoder_no_repeat_ngram_size": 4}, "encoder_no_repeat_ngram_size 4"),
+        ({"num_beam_groups": 2}, "num_beam_groups 2"),
+        ({"do_sample": True, "num_beams": 4}, "do_sample with num_beams"),
+        ({"bad_words_ids": [[5, 6]]}, "bad_words_ids of several tokens"),
+        ({"early_stopping": "soon"}, "early_stopping 'soon' is not true, false or never"),
+        ({"forced_bos_token_id": "0"}, "'0' is no token id"),
+        ({"decoder_start_token_id": 999}, "it names tokens .*999.*the network knows 0 to 383"),
+        ({"num_beams": [4]}, "wrong kind"),
+        ({"decoder_start_token_id": None, "bos_token_id": None}, "decoder_start_token_id is missing"),
+    ],
+)
+def test_ways_to_write_that_are_not_known(made: Made, tmp_path: Path, changes: dict[str, Any], sentence: str) -> None:
+    file = "generation_config.json"
+    folder = edited(made("t5")[1], tmp_path / "broken", file=file, **changes)
+    if "decoder_start_token_id" in changes:
+        folder = edited(folder, tmp_path / "bare", decoder_start_token_id=None, bos_token_id=None)
+    with pytest.raises(CheckpointError, match=f"(?s){sentence}"):
+        describe(str(folder))
+
+
+def test_a_side_with_embeddings_of_its_own_is_refused_and_a_copy_is_not(made: Made, tmp_path: Path) -> None:
+    _, folder = made("marian")
+    name = "model.decoder.embed_tokens.weight"
+
+    def with_decoder(target: str, more: float) -> str:
+        change = lambda tensors: tensors.update({name: tensors["model.shared.weight"] + more})  # noqa: E731
+        return str(with_tensors(folder, tmp_path / target, change))
+
+    load(with_decoder("same", 0.0))
+    other = with_decoder("other", 1.0)
+    with pytest.raises(UnsupportedError, match="embeddings of their own; only one vocabulary for both") as raised:
+        load(other)
+    assert name in str(raised.value)
+
+
+def test_an_encoder_alone_makes_vectors(made: Made, tmp_path: Path) -> None:
+    """As sentence-transformers' encoders of this kind are saved."""
+    theirs, folder = made("t5")
+    alone = load(str(edited(folder, tmp_path / "alone", architectures=["T5EncoderModel"])))
+    assert alone.task == "embed"
+    with torch.no_grad():
+        expected = theirs.encoder(torch.tensor(SOURCES[:1])).last_hidden_state[0]
+        assert torch.allclose(alone.network(Ragged.of(SOURCES[:1])), expected, atol=1e-5)
+
+
+def test_what_is_held_to_the_bit_is_not_served_so(made: Made) -> None:
+    source = str(made("t5")[1])
+    model = sized("model", describe(source))
+    assert (model.task, model.config.causal) == ("generate", True)
+    with pytest.raises(UnsupportedError, match="deterministic: networks that read one text and write another"):
+        prepare(load(source), Settings(deterministic=True))

@@ -1,0 +1,155 @@
+"""In what each model is computed where nobody says: as it is stored, told in the log and in the metrics."""
+
+import asyncio
+import logging
+import re
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import transformers as tf
+from prometheus_client.parser import text_string_to_metric_families
+
+from polyhead.models import checkpoint
+from polyhead.models.checkpoint.default_precision import suited
+from polyhead.models.checkpoint.tensor_files import Entry
+from polyhead.models.executors.contract import Executor
+from polyhead.models.native.library import runnable
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.service.config.settings import Settings
+from polyhead.service.engine.engine import Engine
+from polyhead.service.metrics import Metrics
+from polyhead.service.runtime.memory_budget import least, sized
+from polyhead.service.runtime.placement import placed
+from polyhead.service.runtime.registry import Registry
+from tests.support import gguf_files
+
+compiled = pytest.mark.skipif(not runnable(), reason="the step was not compiled")
+NARROW = tf.LlamaConfig(
+    vocab_size=400,
+    hidden_size=64,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=64,
+)
+
+
+def entries(**matrices: int) -> list[Entry]:
+    """A matrix of so many rows of 32 in each format, and a long vector of plain numbers."""
+    vector = Entry(Path("file"), "norm", "F32", (1 << 20,), 0, None)
+    return [vector, *(Entry(Path("file"), kind, kind, (rows, 32), 0, None) for kind, rows in matrices.items())]
+
+
+@pytest.mark.parametrize(
+    ("matrices", "precision", "reason"),
+    [
+        ({"F32": 9}, "float32", "as F32"),
+        ({"BF16": 9, "F32": 1}, "float32", "as BF16"),
+        ({"Q4_1": 9, "Q8_0": 3, "F32": 1}, "int4", "as Q4_1, Q8_0"),
+        ({"Q4_0": 3, "Q4_1": 2, "Q6_K": 4}, "int4", "as Q6_K, Q4_0, Q4_1"),
+        ({"Q4_0": 2, "Q5_0": 3}, "int4", "as Q5_0, Q4_0"),
+        ({"Q5_0": 3, "Q6_K": 1, "F32": 3}, "int8", "as Q5_0, Q6_K"),
+        ({"Q8_0": 9, "F16": 8}, "int8", "as Q8_0"),
+        ({"Q4_K": 9, "Q6_K": 3}, "int4", "as Q4_K, Q6_K"),
+        ({"Q8_0": 9, "F32": 10}, "float32", "as F32"),
+        ({"F16": 5, "Q4_1": 4, "Q8_0": 2}, "int4", "as Q4_1, Q8_0"),
+        ({"int8": 9, "F32": 2}, "int8", "as int8"),
+        ({"int4": 9, "F32": 2}, "int4", "as int4"),
+    ],
+)
+def test_what_suits_is_told_by_most_numbers(matrices: dict[str, int], precision: str, reason: str) -> None:
+    found = suited(entries(**matrices))
+    assert (found.precision, found.reason) == (precision, f"its weights are stored {reason}")
+
+
+def stored(path: Path, kind: str) -> Path:
+    """A tiny generator in a GGUF file, its matrices in one format."""
+    weights = gguf_files.converted("llama", gguf_files.torch_seeded(tf.LlamaForCausalLM(NARROW)))
+    kinds = lambda name, tensor: kind if tensor.dim() > 1 else "F32"  # noqa: E731
+    return gguf_files.write(path / f"{kind}.gguf", "llama", gguf_files.decoder_metadata(NARROW), weights, kinds)
+
+
+def packed_as(executor: Executor) -> str:
+    """What the compiled step has packed."""
+    plan = cast(NativeExecutor, executor)._packed.plan
+    return ("float32", "int8", "int4", "int4", "int8")[plan.layers[0].qkv.format]
+
+
+def dtypes(settings: Settings) -> dict[str, str]:
+    """Of each model, as it is computed, as it is described, and as the metrics have it."""
+    packed: list[str] = []
+
+    def executed(executor: Executor) -> Executor:
+        packed.append("float32" if settings.executor == "torch" else packed_as(executor))
+        return executor
+
+    async def run() -> dict[str, str]:
+        metrics = Metrics(settings.models)
+        engine = Engine(metrics)
+        engine.start()
+        try:
+            registry = Registry(engine, settings, told=metrics, executed=executed)
+            await registry.load_all()
+            served = {model.name: model.dtype for model in registry.models()}
+        finally:
+            await engine.close(0)
+        families = text_string_to_metric_families(metrics.page("")[0].decode())
+        known = next(family for family in families if family.name == "polyhead_model_info")
+        assert {sample.labels["model"]: sample.labels["dtype"] for sample in known.samples} == served
+        assert list(served.values()) == packed
+        return served
+
+    return asyncio.run(run())
+
+
+@compiled
+def test_each_model_is_computed_as_it_is_stored(
+    tmp_path: Path, tiny_classifier: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sources = {"four": stored(tmp_path, "Q4_1"), "eight": stored(tmp_path, "Q8_0"), "judge": tiny_classifier}
+    known = Settings(device="cpu", models={name: str(source) for name, source in sources.items()})
+    with caplog.at_level(logging.INFO, "polyhead.loader"):
+        assert dtypes(known) == {"four": "int4", "eight": "int8", "judge": "float32"}
+    said = [message for message in caplog.messages if "since" in message]
+    assert said == [
+        "four: int4, since its weights are stored as Q4_1",
+        "eight: int8, since its weights are stored as Q8_0",
+        "judge: float32, since its weights are stored as F32; --precision int8 is faster, smaller and less exact",
+    ]
+    ready = [
+        message for message in caplog.messages if re.match(r"four is ready: llama, generate, int4 by native", message)
+    ]
+    assert len(ready) == 1
+
+
+@compiled
+@pytest.mark.parametrize("given", [{"precision": "int8"}, {"precision": "float32"}, {"executor": "torch"}])
+def test_what_is_asked_for_holds_for_every_model(
+    tmp_path: Path, given: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """And torch computes no integers."""
+    with caplog.at_level(logging.INFO, "polyhead.loader"):
+        found = dtypes(Settings(device="cpu", models={"four": str(stored(tmp_path, "Q4_1"))}, **given))
+    assert found == {"four": given.get("precision", "float32")}
+    assert not [message for message in caplog.messages if "since" in message]
+
+
+@compiled
+def test_memory_is_that_of_the_precision(tmp_path: Path) -> None:
+    model = sized("four", checkpoint.describe(str(stored(tmp_path, "Q4_0"))))
+    auto, four, whole = (
+        least(model, Settings(device="cpu", precision=precision)) for precision in ("auto", "int4", "float32")
+    )
+    assert auto == four
+    assert auto.weights < whole.weights / 2
+    assert auto.cache < whole.cache
+
+
+def test_a_gpu_computes_in_half_precision_whatever_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    four = suited(entries(Q4_1=1))
+    assert placed(Settings(), four).precision == "bfloat16"
+    assert placed(Settings(device="cpu", executor="torch"), four).precision == "float32"
+    assert placed(Settings(device="cpu", block_size=32), four).precision == "float32"

@@ -1,0 +1,402 @@
+"""Checkpoint folders: what is loaded equals transformers, what cannot be loaded is refused in a sentence."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file
+
+from polyhead.models.checkpoint import Checkpoint, hub, load
+from polyhead.models.core.errors import CheckpointError, UnsupportedError
+from polyhead.models.network.ragged import Ragged
+from tests.support import checkpoints, gguf_files
+from tests.support.edits import edited, with_tensors
+from tests.support.places import ROOT
+
+TEXTS = ["A good film", "What is the capital of France?", "dull"]
+
+
+@torch.inference_mode()
+def answers(loaded: Checkpoint, texts: list[Any] = TEXTS) -> torch.Tensor:
+    """What the head says of texts, run together."""
+    encodings = loaded.tokenizer.encode_batch(texts)
+    batch = Ragged.of([e.ids for e in encodings], [e.segments for e in encodings])
+    head: Any = loaded.head
+    out: torch.Tensor = head.close(head(loaded.network(batch), list(batch.starts)))
+    return out
+
+
+@torch.inference_mode()
+def logits(loaded: Checkpoint, ids: list[int]) -> torch.Tensor:
+    out: torch.Tensor = loaded.head(loaded.network(Ragged.of([ids])))
+    return out
+
+
+def test_a_generator(tiny_generator: Path) -> None:
+    loaded = load(str(tiny_generator))
+    theirs = tf.AutoModelForCausalLM.from_pretrained(tiny_generator)
+    ids = loaded.tokenizer.encode("The quick brown fox").ids
+    assert float((logits(loaded, ids) - theirs(torch.tensor([ids])).logits[0].detach()).abs().max()) < 1e-5
+    assert (loaded.task, loaded.family, loaded.dtype) == ("generate", "llama", "float32")
+    assert loaded.max_tokens == checkpoints.POSITIONS
+    assert loaded.chat is not None
+    assert loaded.chat.render([{"role": "user", "content": "Hi"}]).endswith("<|im_start|>assistant\n")
+    assert not loaded.network.training
+
+
+def test_a_tied_output_is_the_token_embedding(tiny_generator: Path) -> None:
+    loaded = load(str(tiny_generator))
+    assert loaded.head.output.weight is loaded.network.tokens.weight
+    assert loaded.weight_bytes == 4 * sum(p.numel() for p in loaded.network.parameters())
+
+
+def test_a_tied_output_that_is_stored_apart(tiny_generator: Path, tmp_path: Path) -> None:
+    def copy(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+
+    def differ(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+
+    same = load(str(with_tensors(tiny_generator, tmp_path / "same", copy)))
+    assert same.head.output.weight is same.network.tokens.weight
+    apart = load(str(with_tensors(tiny_generator, tmp_path / "apart", differ)))
+    assert torch.equal(apart.head.output.weight, apart.network.tokens.weight + 1)
+
+
+def test_an_output_of_its_own(tmp_path: Path) -> None:
+    config = tf.GPT2Config(vocab_size=400, n_embd=32, n_layer=1, n_head=2, n_positions=64, tie_word_embeddings=False)
+    tokenizer = checkpoints.byte_level_bpe()
+    theirs = tf.GPT2LMHeadModel(config)
+    loaded = load(str(checkpoints.save(theirs, tokenizer, tmp_path)))
+    with torch.inference_mode():
+        assert float((logits(loaded, [5, 6, 7]) - theirs(torch.tensor([[5, 6, 7]])).logits[0]).abs().max()) < 1e-5
+    assert loaded.head.output.weight is not loaded.network.tokens.weight
+
+
+def test_a_classifier(tiny_classifier: Path) -> None:
+    loaded = load(str(tiny_classifier))
+    theirs = tf.AutoModelForSequenceClassification.from_pretrained(tiny_classifier)
+    tokenizer = tf.AutoTokenizer.from_pretrained(tiny_classifier)
+    with torch.inference_mode():
+        wanted = torch.cat([theirs(**tokenizer(text, return_tensors="pt")).logits.softmax(-1) for text in TEXTS])
+    assert float((answers(loaded) - wanted).abs().max()) < 1e-5
+    assert (loaded.task, loaded.labels, loaded.chat) == ("classify", checkpoints.LABELS, None)
+
+
+def test_a_ranker(tiny_ranker: Path) -> None:
+    loaded = load(str(tiny_ranker))
+    theirs = tf.AutoModelForSequenceClassification.from_pretrained(tiny_ranker)
+    tokenizer = tf.AutoTokenizer.from_pretrained(tiny_ranker)
+    pair = ("capital of France", "Paris, of course.")
+    with torch.inference_mode():
+        wanted = theirs(**tokenizer(*pair, return_tensors="pt")).logits.sigmoid()
+    assert float((answers(loaded, [pair]) - wanted).abs().max()) < 1e-5
+    assert (loaded.task, len(loaded.labels)) == ("rank", 1)
+
+
+def test_an_embedder(tiny_embedder: Path) -> None:
+    loaded = load(str(tiny_embedder))
+    theirs = tf.AutoModel.from_pretrained(tiny_embedder)
+    tokenizer = tf.AutoTokenizer.from_pretrained(tiny_embedder)
+    with torch.inference_mode():
+        means = [theirs(**tokenizer(text, return_tensors="pt")).last_hidden_state[0].mean(0) for text in TEXTS]
+    wanted = torch.nn.functional.normalize(torch.stack(means), dim=-1)
+    assert float((answers(loaded) - wanted).abs().max()) < 1e-5
+    assert loaded.task == "embed"
+
+
+def test_a_plain_encoder_is_an_embedder_and_says_so(
+    tiny_embedder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shutil.copytree(tiny_embedder, tmp_path / "plain")
+    (tmp_path / "plain" / "modules.json").unlink()
+    with caplog.at_level(logging.WARNING):
+        loaded = load(str(tmp_path / "plain"))
+    assert (loaded.task, loaded.head.pooling, loaded.head.normalise) == ("embed", "mean", False)
+    assert "mean" in caplog.text
+
+
+def test_a_head_that_an_embedder_does_not_use_is_left_aside(
+    tiny_classifier: Path, tiny_embedder: Path, tmp_path: Path
+) -> None:
+    folder = edited(tiny_classifier, tmp_path / "both")
+    shutil.copy(tiny_embedder / "modules.json", folder)
+    shutil.copytree(tiny_embedder / "1_Pooling", folder / "1_Pooling")
+    assert load(str(folder)).task == "embed"
+
+
+@pytest.mark.parametrize(
+    ("config", "pooling"),
+    [
+        ({"pooling_mode_cls_token": True}, "cls"),
+        ({"pooling_mode_max_tokens": True, "pooling_mode_mean_tokens": False}, "max"),
+        ({"pooling_mode_lasttoken": True}, "last"),
+        ({"pooling_mode": "mean"}, "mean"),
+        ({"pooling_mode_weightedmean_tokens": True, "pooling_mode_mean_tokens": False}, "weighted"),
+        ({"pooling_mode": "weightedmean"}, "weighted"),
+        ({"pooling_mode": "lasttoken"}, "last"),
+    ],
+)
+def test_poolings(tiny_embedder: Path, tmp_path: Path, config: dict[str, Any], pooling: str) -> None:
+    shutil.copytree(tiny_embedder, tmp_path / "e")
+    checkpoints.write_json(tmp_path / "e" / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, **config})
+    assert load(str(tmp_path / "e")).head.pooling == pooling
+
+
+@pytest.mark.parametrize("config", [{"pooling_mode_mean_sqrt_len_tokens": True}, {}, {"pooling_mode": ["cls", "mean"]}])
+def test_unknown_poolings_are_refused(tiny_embedder: Path, tmp_path: Path, config: dict[str, Any]) -> None:
+    shutil.copytree(tiny_embedder, tmp_path / "e")
+    checkpoints.write_json(tmp_path / "e" / "1_Pooling" / "config.json", config)
+    with pytest.raises(UnsupportedError, match=r"1_Pooling.*mean, weightedmean, cls, max, lasttoken"):
+        load(str(tmp_path / "e"))
+
+
+def test_an_unknown_module_is_refused_by_name(tiny_embedder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_embedder, tmp_path / "e")
+    modules = json.loads((tmp_path / "e" / "modules.json").read_text())
+    modules.append({"idx": 3, "name": "3", "path": "3_Dense", "type": "sentence_transformers.models.Dense"})
+    checkpoints.write_json(tmp_path / "e" / "modules.json", modules)
+    with pytest.raises(UnsupportedError, match=r"models\.Dense"):
+        load(str(tmp_path / "e"))
+
+
+def test_input_limits(tiny_embedder: Path, tiny_classifier: Path, tmp_path: Path) -> None:
+    shorter = edited(tiny_embedder, tmp_path / "a", "sentence_bert_config.json", max_seq_length=40)
+    assert load(str(shorter)).max_tokens == 40
+    longer = edited(tiny_embedder, tmp_path / "b", "sentence_bert_config.json", max_seq_length=4000)
+    assert load(str(longer)).max_tokens == checkpoints.POSITIONS
+    said = edited(tiny_classifier, tmp_path / "c", "tokenizer_config.json", model_max_length=100)
+    assert load(str(said)).max_tokens == 100
+    unsaid = edited(tiny_classifier, tmp_path / "d", "tokenizer_config.json", model_max_length=int(1e30))
+    assert load(str(unsaid)).max_tokens == checkpoints.POSITIONS
+
+
+@pytest.mark.parametrize(
+    ("changes", "closing"),
+    [
+        ({"problem_type": "multi_label_classification"}, "sigmoid"),
+        ({"problem_type": "regression"}, "none"),
+        ({"problem_type": None}, "softmax"),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, "none"),
+    ],
+)
+def test_scores_become_probabilities_as_the_checkpoint_asks(
+    tiny_classifier: Path, tmp_path: Path, changes: dict[str, Any], closing: str
+) -> None:
+    assert load(str(edited(tiny_classifier, tmp_path / "c", **changes))).head.closing == closing
+
+
+def test_labels_keep_the_order_of_their_numbers(tiny_classifier: Path, tmp_path: Path) -> None:
+    names = {str(index): f"label {index}" for index in (10, 2, 0, 1, *range(3, 10))}
+
+    def widen(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["classifier.weight"], tensors["classifier.bias"] = torch.zeros(11, 32), torch.zeros(11)
+
+    folder = with_tensors(edited(tiny_classifier, tmp_path / "c", id2label=names), tmp_path / "w", widen)
+    assert load(str(folder)).labels == tuple(f"label {index}" for index in range(11))
+
+
+def test_every_end_token_is_heard(tiny_generator: Path, tmp_path: Path) -> None:
+    folder = edited(tiny_generator, tmp_path / "g", "generation_config.json", eos_token_id=[7, 9])
+    loaded = load(str(edited(folder, folder, eos_token_id=11)))
+    assert loaded.stop_tokens == {7, 9, 11, loaded.tokenizer.eos_id}
+
+
+@pytest.mark.parametrize("form", ["jinja", "json", "config", "named"])
+def test_chat_templates_wherever_they_are(tiny_generator: Path, tmp_path: Path, form: str) -> None:
+    folder = edited(tiny_generator, tmp_path / "g", "tokenizer_config.json", chat_template=None)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    assert load(str(folder)).chat is None
+    template = "{{ bos_token }}{{ messages[0]['content'] }}!"
+    match form:
+        case "jinja":
+            (folder / "chat_template.jinja").write_text(template)
+            (folder / "additional_chat_templates").mkdir()
+            (folder / "additional_chat_templates" / "tool_use.jinja").write_text("{{ tools[0] }}<tool_call>")
+        case "json":
+            checkpoints.write_json(folder / "chat_template.json", {"chat_template": template})
+        case "config":
+            edited(folder, folder, "tokenizer_config.json", chat_template=template)
+        case "named":
+            named = [
+                {"name": "tool_use", "template": "{{ tools[0] }}<tool_call>"},
+                {"name": "default", "template": template},
+            ]
+            edited(folder, folder, "tokenizer_config.json", chat_template=named)
+    chat = load(str(folder)).chat
+    assert chat is not None
+    assert chat.render([{"role": "user", "content": "Hi"}]) == "<|endoftext|>Hi!"
+    with_tools = chat.render([{"role": "user", "content": "Hi"}], variables={"tools": ["add"]})
+    assert with_tools == ("add<tool_call>" if form in ("jinja", "named") else "<|endoftext|>Hi!")
+    assert chat.format.listing == (form in ("jinja", "named"))
+
+
+def test_shards_equal_one_file(tiny_classifier: Path, tmp_path: Path) -> None:
+    model = tf.AutoModelForSequenceClassification.from_pretrained(tiny_classifier)
+    shutil.copytree(tiny_classifier, tmp_path / "s")
+    (tmp_path / "s" / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path / "s", max_shard_size="40KB")
+    assert len(list((tmp_path / "s").glob("*.safetensors"))) > 2
+    assert torch.equal(answers(load(str(tmp_path / "s"))), answers(load(str(tiny_classifier))))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_other_number_formats(tiny_classifier: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    def cast(tensors: dict[str, torch.Tensor]) -> None:
+        tensors.update({name: tensor.to(dtype) for name, tensor in tensors.items()})
+
+    loaded = load(str(with_tensors(tiny_classifier, tmp_path / "c", cast)))
+    assert {parameter.dtype for parameter in loaded.network.parameters()} == {torch.float32}
+    kept = load_file(tmp_path / "c" / "model.safetensors")["bert.embeddings.word_embeddings.weight"]
+    assert torch.equal(loaded.network.tokens.weight, kept.float())
+    halved = load(str(tiny_classifier), dtype=torch.bfloat16)
+    assert (halved.dtype, halved.weight_bytes * 2) == ("bfloat16", loaded.weight_bytes)
+
+
+def test_progress_goes_up_to_the_end(tiny_classifier: Path) -> None:
+    heard: list[tuple[int, int]] = []
+    load(str(tiny_classifier), progress=lambda done, total: heard.append((done, total)))
+    done = [each for each, _ in heard]
+    assert done == sorted(done)
+    assert heard[0][0] == 0
+    assert heard[-1][0] == heard[-1][1] > 0
+    assert len({total for _, total in heard}) == 1
+
+
+def test_loading_in_another_thread(tiny_generator: Path) -> None:
+    got: list[Checkpoint] = []
+    thread = threading.Thread(target=lambda: got.append(load(str(tiny_generator))))
+    thread.start()
+    thread.join()
+    assert torch.equal(logits(got[0], [5, 6, 7]), logits(load(str(tiny_generator)), [5, 6, 7]))
+
+
+def test_a_hub_id_is_fetched_without_pickles_or_code(tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, Any] = {}
+
+    def snapshot(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.update(name=name, revision=revision, patterns=allow_patterns)
+        return str(tiny_classifier)
+
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
+    assert load("org/name@v1.2").task == "classify"
+    assert (asked["name"], asked["revision"]) == ("org/name", "v1.2")
+    assert set(asked["patterns"]) == {"*.safetensors", "*.json", "*.txt", "*.jinja"}
+    assert load("org/name").task == "classify"
+    assert asked["revision"] is None
+
+
+def test_a_hub_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(*args: Any, **kwargs: Any) -> str:
+        raise OSError("no route to host\nand more")
+
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
+    with pytest.raises(CheckpointError, match=r"'org/name' is no folder.*no route to host"):
+        load("org/name")
+    monkeypatch.setattr(hub, "PRESENT", False)
+    with pytest.raises(UnsupportedError, match=r"polyhead\[hub\]"):
+        load("org/name")
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+from polyhead.models.checkpoint import load
+
+def memory(what):
+    return int(re.search(what + r":\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+load(sys.argv[1])  # what any first load costs: imports, caches
+for source in sys.argv[2:]:
+    before = memory("VmRSS")
+    loaded = load(source)
+    print((memory("VmHWM") - before) / loaded.weight_bytes, loaded.weight_bytes)
+    del loaded
+"""
+ROWS = 800_000  # of 64 numbers: one tensor is nearly everything, the worst case for a reader that holds a tensor twice
+NARROW = tf.LlamaConfig(
+    vocab_size=384, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2,
+    intermediate_size=64, max_position_embeddings=64, tie_word_embeddings=True,
+)  # fmt: skip
+
+
+def large_folder(path: Path) -> Path:
+    checkpoints.save(tf.LlamaForCausalLM(NARROW), checkpoints.byte_level_bpe(), path)
+
+    def enlarge(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["model.embed_tokens.weight"] = torch.zeros(ROWS, 64)
+
+    return with_tensors(edited(path, path, vocab_size=ROWS), path, enlarge)
+
+
+def large_gguf(path: Path) -> Path:
+    weights = gguf_files.converted("llama", gguf_files.torch_seeded(tf.LlamaForCausalLM(NARROW)))
+    weights["token_embd.weight"] = torch.zeros(ROWS, 64 // 32 * 34, dtype=torch.uint8)
+    kinds = lambda name, tensor: "Q8_0" if tensor.dtype == torch.uint8 else "F32"  # noqa: E731
+    return gguf_files.write(path, "llama", gguf_files.decoder_metadata(NARROW), weights, kinds)
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is measured through /proc")
+def test_peak_memory_while_loading(tiny_generator: Path, tmp_path: Path) -> None:
+    sources = [tiny_generator, large_folder(tmp_path / "folder"), large_gguf(tmp_path / "file.gguf")]
+    command = [sys.executable, "-c", MEASURE, *map(str, sources)]
+    out = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT).stdout
+    measured = [line.split() for line in out.splitlines()]
+    assert len(measured) == 2
+    for ratio, weights in measured:
+        assert int(weights) > 200e6
+        assert 0.9 < float(ratio) < 1.3
+
+
+def with_prompts(folder: Path, target: Path, config: Any) -> Path:
+    shutil.copytree(folder, target)
+    checkpoints.write_json(target / "config_sentence_transformers.json", config)
+    return target
+
+
+def test_prompts_of_an_embedder(tiny_embedder: Path, tmp_path: Path) -> None:
+    prompts = {"query": "query: ", "document": "passage: "}
+    named = load(str(with_prompts(tiny_embedder, tmp_path / "named", {"prompts": prompts})))
+    assert named.prompts == {**prompts, "": ""}
+    given = {"prompts": prompts, "default_prompt_name": "query"}
+    assert load(str(with_prompts(tiny_embedder, tmp_path / "default", given))).prompts[""] == "query: "
+    assert load(str(tiny_embedder)).prompts == {"": ""}
+    for name, wrong, sentence in [
+        ("a", {"default_prompt_name": "query"}, "default_prompt_name 'query' is none of its prompts: there are none"),
+        ("b", {"prompts": {"query": 1}}, "prompts should be an object of strings"),
+        ("c", {"prompts": {"q" * 1001: ""}}, "prompts has a string of 1001 characters"),
+        ("d", {"prompts": {"q": "x" * 4097}}, "prompts has a string of 4097 characters"),
+        ("e", {"prompts": {f"{n}": "x" for n in range(500)}}, "prompts has 500 prompts; 256 are the most"),
+    ]:
+        with pytest.raises(CheckpointError, match=sentence):
+            load(str(with_prompts(tiny_embedder, tmp_path / name, wrong)))
+    shutil.copytree(tiny_embedder, tmp_path / "apart")
+    apart = {"pooling_mode_mean_tokens": True, "include_prompt": False}
+    checkpoints.write_json(tmp_path / "apart" / "1_Pooling" / "config.json", apart)
+    with pytest.raises(UnsupportedError, match="include_prompt: false"):
+        load(str(tmp_path / "apart"))
+
+
+def test_other_ways_to_weigh_words_are_refused(tmp_path: Path) -> None:
+    folder = checkpoints.encoder(tmp_path, tf.BertForMaskedLM)
+    kinds, paths = ("MLMTransformer", "SpladePooling"), ("", "1_SpladePooling")
+    types = [f"sentence_transformers.sparse_encoder.models.{kind}.{kind}" for kind in kinds]
+    modules = [{"idx": n, "path": path, "type": kind} for n, (kind, path) in enumerate(zip(types, paths, strict=True))]
+    checkpoints.write_json(folder / "modules.json", modules)
+    (folder / "1_SpladePooling").mkdir()
+    for strategy, activation in (("max", "relu"), ("sum", "relu"), ("max", "log1p_relu")):
+        config = {"pooling_strategy": strategy, "activation_function": activation}
+        checkpoints.write_json(folder / "1_SpladePooling" / "config.json", config)
+        if (strategy, activation) == ("max", "relu"):
+            assert load(str(folder)).task == "fill"
+        else:
+            with pytest.raises(UnsupportedError, match=r"1_SpladePooling.*is not known; known is (max|relu)"):
+                load(str(folder))

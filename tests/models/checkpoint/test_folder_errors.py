@@ -1,0 +1,320 @@
+"""Checkpoint folders that cannot be loaded: each is refused in a sentence that names the file and the tensor."""
+
+import json
+import random
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as tf
+
+from polyhead.models.checkpoint import folder as folder_of
+from polyhead.models.checkpoint import load
+from polyhead.models.checkpoint import tensor_files as tensors
+from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
+from tests.support import checkpoints
+from tests.support.edits import edited, with_tensors
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"model_type": "rwkv"}, r"'rwkv' is not known; known are bert, .*llama"),
+        ({"model_type": None}, "model_type None is not known"),
+        (
+            {"architectures": ["BertForMultipleChoice"]},
+            "BertForMultipleChoice.*BertForSequenceClassification",
+        ),
+        ({"architectures": None}, "BertForSequenceClassification"),
+        ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map.*run code"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "unquantised"),
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"hidden_size": "wide"}, "wrong kind"),
+        ({"num_attention_heads": 0}, "wrong kind"),
+        ({"hidden_act": "mish"}, "activation 'mish'"),
+        ({"vocab_size": 10**9}, r"word_embeddings.*\[1000000000, 32\]"),
+        ({"vocab_size": -5}, "vocab_size is -5, which should be a whole number"),
+        ({"vocab_size": 2**70}, "vocab_size is 1.18"),
+        ({"hidden_size": 10**9}, "1000000000"),
+        ({"layer_norm_eps": "small"}, "norm_eps is 'small'"),
+        ({"type_vocab_size": -1}, "segments is -1"),
+        ({"num_hidden_layers": 10**9}, "1000000000 layers, but the files hold"),
+        ({"num_hidden_layers": 3}, r"16 tensors are missing: .*encoder\.layer\.2\."),
+        ({"num_hidden_layers": 1}, r"no place in the network.*encoder\.layer\.1\."),
+        ({"id2label": {"0": "a", "1": "b"}}, r"classifier\.(weight|bias).*\[3.*\[2"),
+        ({"id2label": {"0": "a", "2": "b"}}, "0 to n-1"),
+        ({"id2label": None, "num_labels": 10**12}, "num_labels"),
+        ({"id2label": {"0": "x" * 1001, "1": "b", "2": "c"}}, "id2label has a string of 1001 characters.*at most 1000"),
+        (
+            {"id2label": {str(index): "x" * 1000 for index in range(5000)}},
+            "id2label has 5000000 characters in all; at most 4194304",
+        ),
+        ({"id2label": None, "num_labels": 1_000_000}, "num_labels has 11888890 characters in all"),
+    ],
+)
+def test_configurations_that_cannot_be_followed(
+    tiny_classifier: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    folder = edited(tiny_classifier, tmp_path / "broken", **changes)
+    with pytest.raises(CheckpointError, match=f"(?s){sentence}") as raised:
+        load(str(folder))
+    assert str(folder) in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '"text"', "\xff"])
+def test_a_config_that_is_no_json_object(tiny_classifier: Path, tmp_path: Path, content: str) -> None:
+    folder = edited(tiny_classifier, tmp_path / "broken")
+    (folder / "config.json").write_text(content, encoding="latin-1")
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load(str(folder))
+
+
+def test_missing_tensors_are_listed_and_counted(tiny_classifier: Path, tmp_path: Path) -> None:
+    def remove(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if ".layer.1." in name]:
+            del tensors[name]
+
+    with pytest.raises(CheckpointError, match=r"16 tensors are missing: .*and 11 more") as raised:
+        load(str(with_tensors(tiny_classifier, tmp_path / "c", remove)))
+    assert raised.value.tensor.startswith("bert.encoder.layer.1.")
+    assert raised.value.file.endswith("model.safetensors")
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_that_are_none_name_their_tensor(
+    tiny_classifier: Path, tmp_path: Path, bad: float, dtype: torch.dtype
+) -> None:
+    name = "bert.encoder.layer.1.output.dense.weight"
+
+    def spoil(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name][3, 5] = bad
+
+    folder = with_tensors(tiny_classifier, tmp_path / "c", spoil)
+    with pytest.raises(CheckpointError, match="infinite or NaN") as raised:
+        load(str(folder), dtype=dtype)
+    assert raised.value.tensor == name
+    assert raised.value.file.endswith("model.safetensors")
+
+
+def test_numbers_whose_sum_alone_is_infinite_are_loaded(tiny_classifier: Path, tmp_path: Path) -> None:
+    def enlarge(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["classifier.bias"][:] = 3e38
+
+    loaded = load(str(with_tensors(tiny_classifier, tmp_path / "c", enlarge)))
+    assert float(loaded.head.out.bias.detach().sum()) == float("inf")
+
+
+def test_wrong_shapes_name_both(tiny_classifier: Path, tmp_path: Path) -> None:
+    name = "bert.encoder.layer.0.intermediate.dense.weight"
+
+    def narrow(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name][:-1].contiguous()
+
+    with pytest.raises(CheckpointError, match=r"\[63, 32\].*\[64, 32\]") as raised:
+        load(str(with_tensors(tiny_classifier, tmp_path / "c", narrow)))
+    assert raised.value.tensor == name
+
+
+def test_a_fused_tensor_that_does_not_divide(tmp_path: Path) -> None:
+    config = tf.GPT2Config(vocab_size=400, n_embd=32, n_layer=1, n_head=2, n_positions=64)
+    folder = checkpoints.save(tf.GPT2LMHeadModel(config), checkpoints.byte_level_bpe(), tmp_path / "g")
+
+    def flatten(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["transformer.h.0.attn.c_attn.weight"] = torch.zeros(32, 96, 1)
+
+    with pytest.raises(CheckpointError, match=r"c_attn\.weight.*\[32, 96, 1\]"):
+        load(str(with_tensors(folder, tmp_path / "f", flatten)))
+
+
+def test_an_unknown_tensor_is_refused(tiny_classifier: Path, tmp_path: Path) -> None:
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["bert.encoder.layer.0.attention.self.gate.weight"] = torch.zeros(3)
+
+    with pytest.raises(CheckpointError, match=r"no place.*self\.gate\.weight"):
+        load(str(with_tensors(tiny_classifier, tmp_path / "c", add)))
+
+
+def test_integers_in_the_place_of_weights_are_refused(tiny_classifier: Path, tmp_path: Path) -> None:
+    name = "bert.encoder.layer.0.intermediate.dense.weight"
+
+    def quantise(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[name] = tensors[name].to(torch.int8)
+
+    with pytest.raises(UnsupportedError, match=r"I8.*BF16") as raised:
+        load(str(with_tensors(tiny_classifier, tmp_path / "c", quantise)))
+    assert raised.value.tensor == name
+
+
+def test_every_cut_of_a_safetensors_file_is_reported(tiny_classifier: Path, tmp_path: Path) -> None:
+    folder = edited(tiny_classifier, tmp_path / "cut")
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    start = 8 + struct.unpack("<Q", whole[:8])[0]
+    for length in (0, 5, 8, start // 2, start, start + 10, len(whole) // 2, len(whole) - 1):
+        file.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match=r"model\.safetensors.*truncated") as raised:
+            load(str(folder))
+        assert bool(raised.value.tensor) == (length >= start)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"not json at all",
+        b"[1]",
+        b'{"a": 5}',
+        b'{"a": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}',
+        b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}',
+        b'{"a": {"dtype": "F32", "shape": ["1"], "data_offsets": [0, 4]}}',
+    ],
+)
+def test_damaged_headers(tiny_classifier: Path, tmp_path: Path, header: bytes) -> None:
+    folder = edited(tiny_classifier, tmp_path / "damaged")
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("weight_map", "sentence"),
+    [
+        (None, "no weight_map"),
+        ({"a": "../../outside.safetensors"}, "not a file of this folder"),
+        ({"a": "/etc/outside.safetensors"}, "not a file of this folder"),
+        ({"a": ".."}, "not a file of this folder|missing"),
+        ({"a": 5}, "not a file of this folder"),
+        ({"a": "model-00002-of-00002.safetensors"}, "model-00002-of-00002.safetensors is missing"),
+        ({"nowhere": "model.safetensors"}, "places it here, but it is not"),
+    ],
+)
+def test_broken_indices(tiny_classifier: Path, tmp_path: Path, weight_map: Any, sentence: str) -> None:
+    folder = edited(tiny_classifier, tmp_path / "s", "model.safetensors.index.json", weight_map=weight_map)
+    with pytest.raises(CheckpointError, match=sentence):
+        load(str(folder))
+
+
+def test_tensors_of_all_shards_are_counted(
+    tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard may be a link to another, so that a small file stands for many."""
+    folder = edited(tiny_classifier, tmp_path / "s")
+    count = len(tensors.safetensors(folder / "model.safetensors"))
+    names = [f"model-{number}.safetensors" for number in range(3)]
+    for name in names:
+        (folder / name).symlink_to("model.safetensors")
+    places = dict(zip(tensors.safetensors(folder / "model.safetensors"), names, strict=False))
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert folder_of.sharded(folder).keys() == places.keys()
+    monkeypatch.setattr(tensors, "MOST_TENSORS", 3 * count - 1)
+    with pytest.raises(CheckpointError, match=f"it has {3 * count} tensors; {3 * count - 1} are the most"):
+        folder_of.sharded(folder)
+
+
+CONVERT = r"save_pretrained\(folder\) writes safetensors"
+UNREAD = {
+    "pytorch_model.bin": rf"can run code when opened.*{CONVERT}",
+    "model.pt": rf"can run code.*{CONVERT}",
+    "model.pth": rf"can run code.*{CONVERT}",
+    "model.ckpt": rf"can run code.*{CONVERT}",
+    "model.pickle": rf"can run code.*{CONVERT}",
+    "model.pkl": rf"can run code.*{CONVERT}",
+    "model.onnx": "not read.*name the safetensors folder or the GGUF file",
+    "tf_model.h5": "can hold code.*convert them to safetensors",
+    "flax_model.msgpack": "not read; convert them to safetensors",
+}
+
+
+@pytest.mark.parametrize("configured", [True, False])
+@pytest.mark.parametrize("name", UNREAD)
+def test_folders_of_formats_that_are_not_read(
+    tiny_classifier: Path, tmp_path: Path, name: str, configured: bool
+) -> None:
+    """The sentence is about the format, with a config.json and without."""
+    folder = edited(tiny_classifier, tmp_path / "p")
+    (folder / "model.safetensors").rename(folder / name)
+    if not configured:
+        (folder / "config.json").unlink()
+    with pytest.raises(UnsupportedError, match=rf"p: only .*\({name}\).*{UNREAD[name]}"):
+        load(str(folder))
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_files_of_formats_that_are_not_read(tmp_path: Path, name: str) -> None:
+    """They are refused by their names: what is in them is not looked at."""
+    (tmp_path / name).touch()
+    with pytest.raises(UnsupportedError, match=rf"{name}: .*{UNREAD[name]}"):
+        load(str(tmp_path / name))
+
+
+def test_files_that_are_no_models(tmp_path: Path) -> None:
+    for name, sentence in (("a.safetensors", "name the folder that has its config.json"), ("a.txt", "name the folder")):
+        (tmp_path / name).touch()
+        with pytest.raises(UnsupportedError, match=sentence):
+            load(str(tmp_path / name))
+
+
+def test_other_weights_beside_those_that_are_read(tiny_classifier: Path, tmp_path: Path) -> None:
+    """They change nothing, whatever else is missing."""
+    folder = edited(tiny_classifier, tmp_path / "b")
+    for name in UNREAD:
+        (folder / name).touch()
+    load(str(folder))
+    (folder / "model.safetensors").rename(folder / "other.safetensors")
+    with pytest.raises(CheckpointError, match=r"no weights: neither model\.safetensors nor .*only other\.safetensors"):
+        load(str(folder))
+    (folder / "config.json").unlink()
+    with pytest.raises(CheckpointError, match=r"config\.json: is not there, and is needed"):
+        load(str(folder))
+
+
+def test_folders_without_weights_tokenizer_or_config(tiny_classifier: Path, tmp_path: Path) -> None:
+    folder = edited(tiny_classifier, tmp_path / "w")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no weights"):
+        load(str(folder))
+    folder = edited(tiny_classifier, tmp_path / "t")
+    for file in folder.glob("tokenizer.json"):
+        file.rename(folder / "tokenizer.model")
+    with pytest.raises(UnsupportedError, match=r"tokenizer\.json that is needed"):
+        load(str(folder))
+    folder = edited(tiny_classifier, tmp_path / "c")
+    (folder / "config.json").unlink()
+    (folder / "some.gguf").touch()
+    with pytest.raises(CheckpointError, match=r"config\.json.*some\.gguf"):
+        load(str(folder))
+
+
+def test_sources_that_are_nothing() -> None:
+    for source in ("./nowhere", "nowhere", "", "+", "a+b", "/nowhere/at/all"):
+        with pytest.raises(CheckpointError, match="no such folder or file"):
+            load(source)
+
+
+VALUES: list[Any] = [None, [], {}, "x", -1, 0, 1e308, True, [[]], {"a": 1}, 2**40]
+ALSO = ("tie_word_embeddings", "sliding_window", "layer_types", "rope_parameters", "rope_scaling", "num_labels")
+
+
+@pytest.mark.parametrize("kind", [checkpoints.generator, checkpoints.classifier, checkpoints.embedder])
+def test_no_value_in_any_file_brings_more_than_a_sentence(kind: Callable[[Path], Path], tmp_path: Path) -> None:
+    """Any value anywhere: it loads, or a ModelError says why not."""
+    folder, draw = kind(tmp_path / "c"), random.Random(0)
+    files = [file for file in sorted(folder.rglob("*.json")) if file.name != "tokenizer.json"]
+    values = {file: json.loads(file.read_text()) for file in files}
+    cases = [(file, key) for file in files for key in (*values[file], *ALSO) if isinstance(values[file], dict)]
+    sentences = []
+    for file, key in draw.choices([*cases, *((file, None) for file in files)], k=60):
+        value = draw.choice(VALUES)
+        file.write_text(json.dumps(value if key is None else {**values[file], key: value}))
+        try:
+            load(str(folder))
+        except ModelError as error:
+            sentences.append(str(error))
+        file.write_text(json.dumps(values[file]))
+    assert len(sentences) > 5
+    assert all(sentences)
+    load(str(folder))

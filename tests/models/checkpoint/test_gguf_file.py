@@ -1,0 +1,319 @@
+"""GGUF files: every family equals its reference, every encoding its definition, every defect has a sentence."""
+
+import random
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+import transformers as tf
+from gguf import GGMLQuantizationType, GGUFWriter
+from gguf.quants import dequantize
+
+from polyhead.models.checkpoint import Checkpoint, load
+from polyhead.models.checkpoint import tensor_files as tensors
+from polyhead.models.checkpoint.gguf_header import ENCODINGS, header
+from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
+from polyhead.models.network.ragged import Ragged
+from tests.support import checkpoints, gguf_files
+
+SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34]]
+SMOLLM2 = Path("~/.cache/polyhead/models").expanduser()
+VOCABULARY = len(checkpoints.byte_level_bpe())
+LLAMA: dict[str, Any] = dict(
+    vocab_size=VOCABULARY, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+    intermediate_size=96, max_position_embeddings=64,
+)  # fmt: skip
+LLAMA3 = dict(
+    rope_type="llama3", rope_theta=5e5, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=8192,
+)  # fmt: skip
+
+
+def llama(**changes: Any) -> tf.PreTrainedModel:
+    return gguf_files.torch_seeded(tf.LlamaForCausalLM(tf.LlamaConfig(**{**LLAMA, **changes})))
+
+
+def write_llama(path: Path, model: tf.PreTrainedModel, **metadata: Any) -> Path:
+    fields = {**gguf_files.decoder_metadata(model.config), **metadata}
+    return gguf_files.write(path, "llama", fields, gguf_files.converted("llama", model))
+
+
+@torch.inference_mode()
+def logits(checkpoint: Checkpoint) -> torch.Tensor:
+    out: torch.Tensor = checkpoint.head(checkpoint.network(Ragged.of(SEQUENCES)))
+    return out
+
+
+@torch.inference_mode()
+def reference(model: tf.PreTrainedModel) -> torch.Tensor:
+    return torch.cat([model(torch.tensor([sequence])).logits[0] for sequence in SEQUENCES])
+
+
+def difference(checkpoint: Checkpoint, model: tf.PreTrainedModel) -> float:
+    return float((logits(checkpoint) - reference(model)).abs().max())
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    return write_llama(tmp_path / "tiny.gguf", llama(), **{"rope.freq_base": 5e3})
+
+
+def test_llama_equals_transformers(tmp_path: Path) -> None:
+    model = llama(rope_parameters=dict(rope_type="default", rope_theta=5e3), tie_word_embeddings=True)
+    loaded = load(str(write_llama(tmp_path / "llama.gguf", model, **{"rope.freq_base": 5e3})))
+    assert difference(loaded, model) < 1e-5
+    assert loaded.task == "generate"
+    assert loaded.head.output.weight is loaded.network.tokens.weight
+    assert loaded.max_tokens == 64
+    assert loaded.stop_tokens == {checkpoints.byte_level_bpe().eos_token_id}
+    assert loaded.chat is not None
+    assert loaded.tokenizer.decode(loaded.tokenizer.encode("A good film").ids) == "A good film"
+
+
+def test_llama_with_biases_of_queries_and_keys(tmp_path: Path) -> None:
+    model = llama(attention_bias=True)
+    assert difference(load(str(write_llama(tmp_path / "biased.gguf", model))), model) < 1e-5
+
+
+def test_rope_scaling_from_metadata_and_from_factors(tmp_path: Path) -> None:
+    linear = llama(rope_parameters=dict(rope_type="linear", rope_theta=1e4, factor=4.0))
+    fields = {"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}
+    assert difference(load(str(write_llama(tmp_path / "linear.gguf", linear, **fields))), linear) < 1e-5
+
+    model = llama(rope_parameters=LLAMA3, head_dim=64)
+    tensors_of = gguf_files.converted("llama", model)
+    plain = 1.0 / 5e5 ** (torch.arange(0, 64, 2).float() / 64)
+    tensors_of["rope_freqs.weight"] = plain / model.model.rotary_emb.inv_freq
+    fields = {**gguf_files.decoder_metadata(model.config), "rope.freq_base": 5e5}
+    path = gguf_files.write(tmp_path / "llama3.gguf", "llama", fields, tensors_of)
+    assert difference(load(str(path)), model) < 1e-5
+
+    tensors_of["rope_freqs.weight"] = torch.linspace(1, 3, 32)
+    path = gguf_files.write(tmp_path / "longrope.gguf", "llama", fields, tensors_of)
+    with pytest.raises(UnsupportedError, match=r"rope_freqs\.weight.*Llama 3"):
+        load(str(path))
+
+
+def test_qwen_equals_transformers(tmp_path: Path) -> None:
+    two = gguf_files.torch_seeded(tf.Qwen2ForCausalLM(tf.Qwen2Config(**LLAMA)))
+    three = gguf_files.torch_seeded(tf.Qwen3ForCausalLM(tf.Qwen3Config(**{**LLAMA, "head_dim": 32})))
+    for name, model in (("qwen2", two), ("qwen3", three)):
+        fields = gguf_files.decoder_metadata(model.config)
+        path = gguf_files.write(tmp_path / name, name, fields, gguf_files.converted(name, model))
+        loaded = load(str(path.rename(path.with_suffix(".gguf"))))
+        assert loaded.family == name
+        assert difference(loaded, model) < 1e-5
+
+
+def test_gemma3_equals_transformers(tmp_path: Path) -> None:
+    config = tf.Gemma3TextConfig(
+        **{**LLAMA, "num_hidden_layers": 7, "head_dim": 32, "query_pre_attn_scalar": 32, "sliding_window": 4},
+        rope_parameters={
+            "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    )
+    model = gguf_files.torch_seeded(tf.Gemma3ForCausalLM(config))
+    fields = gguf_files.decoder_metadata(config) | {
+        "rope.freq_base": 1e6, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "attention.sliding_window": 4,
+    }  # fmt: skip
+    path = gguf_files.write(tmp_path / "gemma.gguf", "gemma3", fields, gguf_files.converted("gemma3", model))
+    assert difference(load(str(path)), model) < 2e-5
+
+
+def test_gpt2_equals_transformers(tmp_path: Path) -> None:
+    config = tf.GPT2Config(vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    model = gguf_files.torch_seeded(tf.GPT2LMHeadModel(config))
+    fields = {
+        "block_count": 2, "context_length": 64, "embedding_length": 32, "feed_forward_length": 128,
+        "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-5,
+        **gguf_files.byte_level_metadata(checkpoints.byte_level_bpe()),
+    }  # fmt: skip
+    path = gguf_files.write(tmp_path / "gpt2.gguf", "gpt2", fields, gguf_files.converted("gpt2", model))
+    assert difference(load(str(path)), model) < 1e-5
+
+
+def bert_fields(pooling: int, tokenizer: tf.PreTrainedTokenizerFast) -> dict[str, Any]:
+    return {
+        "block_count": 2, "context_length": 64, "embedding_length": 32, "feed_forward_length": 64,
+        "attention.head_count": 4, "attention.layer_norm_epsilon": 1e-12, "attention.causal": False,
+        "pooling_type": pooling, **gguf_files.word_piece_metadata(tokenizer),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "pooling"), [(1, "mean"), (2, "cls"), (3, "last")])
+def test_bert_is_an_embedder_that_pools_as_the_file_says(tmp_path: Path, number: int, pooling: str) -> None:
+    tokenizer = checkpoints.word_piece()
+    config = checkpoints.bert_config(tokenizer)
+    config.max_position_embeddings = 64
+    model = gguf_files.torch_seeded(tf.BertModel(config))
+    fields = bert_fields(number, tokenizer)
+    path = gguf_files.write(tmp_path / "bert.gguf", "bert", fields, gguf_files.converted("bert", model))
+    loaded = load(str(path))
+    assert (loaded.task, loaded.max_tokens, loaded.head.pooling) == ("embed", 64, pooling)
+    encoding = loaded.tokenizer.encode("A good film")
+    assert encoding.ids == tokenizer("A good film")["input_ids"]
+    with torch.inference_mode():
+        got = loaded.network(Ragged.of([encoding.ids]))
+        vector = loaded.head.close(loaded.head(got, [0, len(encoding.ids)]))
+        assert float((got - model(torch.tensor([encoding.ids])).last_hidden_state[0]).abs().max()) < 1e-5
+    assert float(vector.norm()) == pytest.approx(1.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ENCODINGS if kind not in ("F32", "F16", "BF16")])
+def test_quantised_numbers_are_what_the_format_says(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = gguf_files.random_blocks(kind, rows=6, columns=512)
+    writer = GGUFWriter(tmp_path / "one.gguf", "llama")
+    writer.add_tensor("a", blocks, raw_dtype=GGMLQuantizationType[kind])
+    writer.add_tensor("b", blocks[::-1].copy(), raw_dtype=GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    _, entries = header(tmp_path / "one.gguf")
+    wanted = dequantize(blocks, GGMLQuantizationType[kind])
+    assert numpy.isfinite(wanted).all()
+    assert wanted.std() > 0
+    monkeypatch.setattr(tensors, "PIECE", 1000)  # several pieces, none of them a whole number of rows
+    for name, expected in (("a", wanted), ("b", wanted[::-1].copy())):
+        assert torch.equal(entries[name].read(torch.float32, torch.device("cpu")), torch.from_numpy(expected))
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0"])
+def test_a_quantised_network_equals_the_dequantised_reference(tmp_path: Path, kind: str) -> None:
+    model = llama()
+    kinds = lambda name, tensor: kind if tensor.dim() > 1 else "F32"  # noqa: E731
+    fields = gguf_files.decoder_metadata(model.config)
+    weights = gguf_files.converted("llama", model)
+    path = gguf_files.write(tmp_path / "quantised.gguf", "llama", fields, weights, kinds)
+    rounded = {}
+    for name, entry in header(path)[1].items():
+        rounded[name] = entry.read(torch.float32, torch.device("cpu"))
+    plain = gguf_files.write(tmp_path / "plain.gguf", "llama", fields, rounded)
+    quantised = load(str(path))
+    assert torch.equal(logits(quantised), logits(load(str(plain))))
+    assert difference(quantised, model) > 0
+
+
+def test_every_cut_is_reported_as_truncated(tiny: Path, tmp_path: Path) -> None:
+    whole = tiny.read_bytes()
+    first = min(entry.start for entry in header(tiny)[1].values())
+    cut = tmp_path / "cut.gguf"
+    for length in (0, 3, 7, 20, 100, first // 2, first - 100, first + 1000, len(whole) * 3 // 4, len(whole) - 32):
+        cut.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError, match=r"cut\.gguf.*(truncated|no GGUF)"):
+            load(str(cut))
+    cut.write_bytes(whole[: len(whole) * 3 // 4])
+    with pytest.raises(CheckpointError, match="truncated") as raised:
+        load(str(cut))
+    assert raised.value.tensor in header(tiny)[1]
+
+
+def patched(path: Path, old: bytes, new: bytes, target: Path) -> str:
+    content = path.read_bytes()
+    assert content.count(old) >= 1
+    target.write_bytes(content.replace(old, new, 1))
+    return str(target)
+
+
+def test_damage_and_the_unknown_are_refused_by_name(tiny: Path, tmp_path: Path) -> None:
+    target = tmp_path / "damaged.gguf"
+    with pytest.raises(CheckpointError, match="no GGUF file"):
+        load(patched(tiny, b"GGUF", b"GGML", target))
+    with pytest.raises(UnsupportedError, match="version 9"):
+        load(patched(tiny, b"GGUF\x03\x00\x00\x00", b"GGUF\x09\x00\x00\x00", target))
+    with pytest.raises(CheckpointError, match="unknown kind 99"):
+        load(
+            patched(
+                tiny, b"llama.block_count" + struct.pack("<I", 4), b"llama.block_count" + struct.pack("<I", 99), target
+            )
+        )
+    with pytest.raises(CheckpointError, match=r"damaged\.gguf.*block_count is missing"):
+        load(patched(tiny, b"llama.block_count", b"llama.block_c0unt", target))
+    name = b"output_norm.weight" + struct.pack("<IQ", 1, 64)
+    with pytest.raises(UnsupportedError, match=r"output_norm\.weight.*unknown type 77"):
+        load(patched(tiny, name + struct.pack("<I", 0), name + struct.pack("<I", 77), target))
+    with pytest.raises(UnsupportedError, match=r"output_norm\.weight.*IQ2_XXS.*Q4_K"):
+        load(patched(tiny, name + struct.pack("<I", 0), name + struct.pack("<I", 16), target))
+    with pytest.raises(CheckpointError, match=r"output_norm\.weight.*blocks of 256"):
+        load(patched(tiny, name + struct.pack("<I", 0), name + struct.pack("<I", 12), target))
+
+
+def test_wrong_and_missing_tensors_are_named(tmp_path: Path) -> None:
+    model = llama()
+    fields, weights = gguf_files.decoder_metadata(model.config), gguf_files.converted("llama", model)
+    lacking = {name: tensor for name, tensor in weights.items() if name != "blk.1.attn_q.weight"}
+    with pytest.raises(CheckpointError, match=r"1 tensors are missing: blk\.1\.attn_q\.weight"):
+        load(str(gguf_files.write(tmp_path / "lacking.gguf", "llama", fields, lacking)))
+    wrong = {**weights, "blk.0.ffn_up.weight": torch.zeros(95, 64)}
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_up\.weight.*\[95, 64\].*\[96, 64\]"):
+        load(str(gguf_files.write(tmp_path / "wrong.gguf", "llama", fields, wrong)))
+    more = {**weights, "blk.2.attn_q.weight": torch.zeros(64, 64)}
+    with pytest.raises(CheckpointError, match=r"blk\.2\.attn_q\.weight"):
+        load(str(gguf_files.write(tmp_path / "more.gguf", "llama", fields, more)))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "sentence"),
+    [
+        ({"expert_count": 8}, "expert_count 8"),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0}, "rope.scaling.type 'yarn'"),
+        ({"rope.dimension_count": 8}, "rope.dimension_count 8"),
+        ({"attention.head_count_kv": [2, 1]}, "differs from layer to layer"),
+        ({".split.count": 3}, "one of 3 parts"),
+        ({".general.type": "adapter"}, "'adapter'"),
+        ({"block_count": 10**9}, "1000000000 layers"),
+        ({"embedding_length": 2**31}, "width"),
+        ({"attention.head_count": 0}, "wrong kind"),
+        ({"pooling_type": 4}, "reranker"),
+        ({".tokenizer.ggml.model": "unheard"}, "unheard"),
+    ],
+)
+def test_metadata_that_cannot_be_followed_is_refused(tmp_path: Path, metadata: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(CheckpointError, match=sentence) as raised:
+        load(str(write_llama(tmp_path / "odd.gguf", llama(), **metadata)))
+    assert "odd.gguf" in str(raised.value)
+
+
+def test_an_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
+    path = gguf_files.write(tmp_path / "mamba.gguf", "mamba", {"block_count": 1}, {"a": torch.zeros(32)})
+    with pytest.raises(UnsupportedError, match=r"'mamba'.*llama, qwen2"):
+        load(str(path))
+
+
+def test_other_suffixes_and_adapters_over_gguf_are_refused(tiny: Path, tmp_path: Path, tiny_generator: Path) -> None:
+    other = tmp_path / "tiny.bin"
+    shutil.copy(tiny, other)
+    with pytest.raises(UnsupportedError, match=r"\.gguf"):
+        load(str(other))
+    with pytest.raises(UnsupportedError, match="safetensors folder"):
+        load(f"{tiny}+{tiny_generator}")
+
+
+@pytest.mark.skipif(not list(SMOLLM2.rglob("SmolLM2*.gguf")), reason="the quick-start generator is not there")
+def test_smollm2_equals_transformers(full: bool) -> None:
+    if not full:
+        pytest.skip("transformers takes half a minute to read its vocabulary: --full")
+    path = next(SMOLLM2.rglob("SmolLM2*.gguf"))
+    model = tf.AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32)
+    assert difference(load(str(path)), model.eval()) < 1e-3
+
+
+def test_no_flipped_byte_in_a_header_brings_more_than_a_sentence(tiny: Path, tmp_path: Path) -> None:
+    whole, draw, target = tiny.read_bytes(), random.Random(0), tmp_path / "flipped.gguf"
+    sentences = []
+    for _ in range(150):
+        content = bytearray(whole)
+        place = draw.randrange(1500)
+        content[place] = draw.choice([0, 255, content[place] ^ 1, content[place] ^ 128])
+        target.write_bytes(content)
+        try:
+            load(str(target))
+        except ModelError as error:
+            sentences.append(str(error))
+    assert len(sentences) > 20
+    assert all(str(target) in sentence for sentence in sentences)

@@ -1,0 +1,236 @@
+"""PEFT adapters: what is merged equals what peft merges, and nothing in an adapter is overlooked."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers as tf
+from safetensors.torch import load_file, save_file
+
+from polyhead.models.checkpoint import hub, load
+from polyhead.models.core.errors import CheckpointError, UnsupportedError
+from polyhead.models.network.ragged import Ragged
+from tests.support import checkpoints
+
+TEXT = "A good film"
+IDS = [5, 6, 7, 8, 9]
+
+
+def adapted(model: Any, folder: Path, base: str = "", **settings: Any) -> Any:
+    """peft's own network over `model`, with random low-rank matrices, saved into `folder`."""
+    torch.manual_seed(4)
+    config = peft.LoraConfig(**{"r": 4, "lora_alpha": 6, **settings})
+    adapter: Any = peft.get_peft_model(model, config)
+    with torch.no_grad():
+        for parameter in adapter.parameters():
+            if parameter.requires_grad:
+                parameter.normal_(std=0.3)
+    adapter.peft_config["default"].base_model_name_or_path = base or None
+    adapter.save_pretrained(folder)
+    return adapter.merge_and_unload().eval()
+
+
+def classifier(base: Path, labels: int = 3) -> Any:
+    return tf.AutoModelForSequenceClassification.from_pretrained(base, num_labels=labels)
+
+
+def generator(base: Path) -> Any:
+    return tf.AutoModelForCausalLM.from_pretrained(base)
+
+
+@torch.inference_mode()
+def scores(loaded: Any) -> torch.Tensor:
+    ids = loaded.tokenizer.encode(TEXT).ids
+    raw: torch.Tensor = loaded.head(loaded.network(Ragged.of([ids])), [0, len(ids)])
+    return raw
+
+
+@torch.inference_mode()
+def wanted_scores(model: Any, base: Path) -> torch.Tensor:
+    out: torch.Tensor = model(**tf.AutoTokenizer.from_pretrained(base)(TEXT, return_tensors="pt")).logits
+    return out
+
+
+@torch.inference_mode()
+def language_difference(loaded: Any, model: Any) -> float:
+    return float((loaded.head(loaded.network(Ragged.of([IDS]))) - model(torch.tensor([IDS])).logits[0]).abs().max())
+
+
+def overlay(folder: Path, *labels: str) -> None:
+    names = {str(index): label for index, label in enumerate(labels)}
+    checkpoints.write_json(folder / "config.json", {"id2label": names, "vocab_size": 5})
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_a_classifier_over_an_embedder(tiny_embedder: Path, tmp_path: Path, rslora: bool) -> None:
+    """The base has no classifier and other prefixes; the adapter brings the head and its labels."""
+    settings = {"task_type": "SEQ_CLS", "target_modules": ["query", "value", "dense"], "use_rslora": rslora}
+    merged = adapted(classifier(tiny_embedder), tmp_path, modules_to_save=["classifier"], **settings)
+    overlay(tmp_path, "bad", "fair", "good")
+    loaded = load(f"{tiny_embedder}+{tmp_path}")
+    assert (loaded.task, loaded.labels) == ("classify", ("bad", "fair", "good"))
+    assert float((scores(loaded) - wanted_scores(merged, tiny_embedder)).abs().max()) < 1e-5
+    assert loaded.config.vocab_size != 5
+
+
+def test_labels_are_counted_where_nobody_names_them(tiny_embedder: Path, tmp_path: Path) -> None:
+    adapted(classifier(tiny_embedder, labels=4), tmp_path, task_type="SEQ_CLS", target_modules=["query"])
+    assert load(f"{tiny_embedder}+{tmp_path}").labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
+
+
+def test_a_classifier_over_a_classifier(tiny_classifier: Path, tmp_path: Path) -> None:
+    patterns = {"rank_pattern": {"layer.1.attention.self.query": 2}, "alpha_pattern": {"value": 3}}
+    settings = {"task_type": "SEQ_CLS", "target_modules": ["query", "value"], **patterns}
+    merged = adapted(classifier(tiny_classifier), tmp_path, **settings)
+    loaded = load(f"{tiny_classifier}+{tmp_path}")
+    assert loaded.labels == checkpoints.LABELS
+    assert float((scores(loaded) - wanted_scores(merged, tiny_classifier)).abs().max()) < 1e-5
+
+
+def test_a_generator(tiny_generator: Path, tmp_path: Path) -> None:
+    settings = {"task_type": "CAUSAL_LM", "target_modules": "all-linear"}
+    merged = adapted(generator(tiny_generator), tmp_path, **settings)
+    loaded = load(f"{tiny_generator}+{tmp_path}")
+    assert loaded.task == "generate"
+    assert language_difference(loaded, merged) < 1e-5
+    assert language_difference(load(str(tiny_generator)), merged) > 1e-2
+
+
+def test_matrices_that_the_base_keeps_transposed(tmp_path: Path) -> None:
+    """GPT-2's are, and one of them is square: its shape does not tell."""
+    config = tf.GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+    base = checkpoints.save(tf.GPT2LMHeadModel(config), checkpoints.byte_level_bpe(), tmp_path / "base")
+    settings = {"task_type": "CAUSAL_LM", "target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}
+    merged = adapted(generator(base), tmp_path / "adapter", **settings)
+    assert language_difference(load(f"{base}+{tmp_path / 'adapter'}"), merged) < 1e-5
+
+
+def test_an_adapter_without_a_task_keeps_that_of_its_base(tiny_embedder: Path, tmp_path: Path) -> None:
+    merged = adapted(tf.AutoModel.from_pretrained(tiny_embedder), tmp_path, target_modules=["key"])
+    loaded = load(f"{tiny_embedder}+{tmp_path}")
+    assert loaded.task == "embed"
+    with torch.inference_mode():
+        got = loaded.network(Ragged.of([IDS]))
+        assert float((got - merged(torch.tensor([IDS])).last_hidden_state[0]).abs().max()) < 1e-5
+
+
+def test_an_adapter_names_its_base(tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(tiny_classifier, tmp_path / "base")
+    settings = {"task_type": "SEQ_CLS", "target_modules": ["query"]}
+    merged = adapted(classifier(tiny_classifier), tmp_path / "adapter", base="../base", **settings)
+    wanted = wanted_scores(merged, tiny_classifier)
+    assert float((scores(load(str(tmp_path / "adapter"))) - wanted).abs().max()) < 1e-5
+    edit(tmp_path / "adapter", base_model_name_or_path="org/base", revision="v2")
+    asked: list[tuple[str, str | None]] = []
+
+    def snapshot(name: str, *, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision))
+        return str(tmp_path / "base")
+
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", snapshot)
+    assert float((scores(load(str(tmp_path / "adapter"))) - wanted).abs().max()) < 1e-5
+    assert asked == [("org/base", "v2")]
+    edit(tmp_path / "adapter", base_model_name_or_path=None)
+    with pytest.raises(CheckpointError, match="does not name the base"):
+        load(str(tmp_path / "adapter"))
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    path = folder / "adapter_config.json"
+    checkpoints.write_json(path, json.loads(path.read_text()) | changes)
+
+
+def retensor(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
+    tensors = load_file(folder / "adapter_model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "adapter_model.safetensors")
+
+
+@pytest.fixture
+def plain(tiny_classifier: Path, tmp_path: Path) -> tuple[Path, Path]:
+    """A base and an adapter that fits it."""
+    adapted(classifier(tiny_classifier), tmp_path / "plain", task_type="SEQ_CLS", target_modules=["query"])
+    return tiny_classifier, tmp_path / "plain"
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"peft_type": "IA3"}, "'IA3'"),
+        ({"use_dora": True}, "use_dora"),
+        ({"bias": "all"}, "bias is 'all'"),
+        ({"lora_bias": True}, "lora_bias"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication"),
+        ({"trainable_token_indices": [3]}, "trainable_token_indices"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"something_of_tomorrow": 1}, "something_of_tomorrow"),
+        ({"task_type": "SEQ_2_SEQ_LM"}, "SEQ_2_SEQ_LM.*BertForSequenceClassification"),
+        ({"task_type": "CAUSAL_LM"}, "CAUSAL_LM"),
+    ],
+)
+def test_other_arithmetic_is_refused_by_name(plain: tuple[Path, Path], changes: dict[str, Any], sentence: str) -> None:
+    edit(plain[1], **changes)
+    with pytest.raises(UnsupportedError, match=rf"adapter_config\.json.*{sentence}"):
+        load(f"{plain[0]}+{plain[1]}")
+
+
+@pytest.mark.parametrize("changes", [{"r": 5}, {"r": None}, {"lora_alpha": None}, {"lora_alpha": "x"}])
+def test_settings_that_do_not_fit_the_matrices(plain: tuple[Path, Path], changes: dict[str, Any]) -> None:
+    edit(plain[1], **changes)
+    with pytest.raises(CheckpointError, match="matrices have rank 4"):
+        load(f"{plain[0]}+{plain[1]}")
+
+
+def test_tensors_that_find_no_use_are_named(plain: tuple[Path, Path]) -> None:
+    base, adapter = plain
+    query = "base_model.model.bert.encoder.layer.0.attention.self.query"
+
+    def stranger(tensors: dict[str, torch.Tensor]) -> None:
+        tensors["base_model.model.bert.encoder.layer.0.adapter.weight"] = torch.zeros(2)
+
+    def misplaced(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["base_model.model.bert.encoder.layer.0.adapter.weight"]
+        for side in "AB":
+            tensors[f"base_model.model.bert.gate.lora_{side}.weight"] = torch.zeros(4, 4)
+
+    def half(tensors: dict[str, torch.Tensor]) -> None:
+        for side in "AB":
+            del tensors[f"base_model.model.bert.gate.lora_{side}.weight"]
+        del tensors[f"{query}.lora_B.weight"]
+
+    def large(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{query}.lora_B.weight"] = torch.zeros(33, 4)
+
+    def magnitude(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[f"{query}.lora_B.weight"] = torch.zeros(32, 4)
+        tensors[f"{query}.lora_magnitude_vector"] = torch.zeros(32)
+
+    for change, sentence in [
+        (stranger, r"adapter\.weight"),
+        (misplaced, r"no tensor bert\.gate\.weight"),
+        (half, r"self\.query\.lora_A\.weight.*other half"),
+        (large, r"self\.query\.lora_A\.weight.*\[33, 32\].*\[32, 32\]"),
+        (magnitude, "lora_magnitude_vector"),
+    ]:
+        retensor(adapter, change)
+        with pytest.raises(CheckpointError, match=sentence) as raised:
+            load(f"{base}+{adapter}")
+        assert "adapter_model.safetensors" in str(raised.value)
+
+
+def test_an_adapter_without_its_weights(plain: tuple[Path, Path]) -> None:
+    (plain[1] / "adapter_model.safetensors").rename(plain[1] / "adapter_model.bin")
+    with pytest.raises(UnsupportedError, match="as safetensors"):
+        load(f"{plain[0]}+{plain[1]}")
+
+
+def test_a_truncated_adapter(plain: tuple[Path, Path]) -> None:
+    file = plain[1] / "adapter_model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors.*truncated"):
+        load(f"{plain[0]}+{plain[1]}")

@@ -1,0 +1,43 @@
+"""Patterns over names of modules choose what PEFT's regular expressions choose, and hold nobody up."""
+
+import re
+
+import pytest
+
+from polyhead.models.checkpoint.module_patterns import NotSimple, matches
+
+MODULES = (
+    "q_proj",
+    "model.layers.1.self_attn.q_proj",
+    "model.layers.11.self_attn.v_proj",
+    "model.layers.2.mlp.down_proj",
+    "bert.encoder.layer.0.attention.self.query",
+    "xq_proj",
+)
+PATTERNS = (
+    *("q_proj", r"self_attn\.q_proj", "layers.1.self_attn.q_proj", r"model\.layers\.\d+\.self_attn\.(q|v)_proj"),
+    *(".*proj", ".+proj", r"layers\.(1|2)\..*", "^q_proj", "^model.*q_proj$", "q_proj$|down_proj", "(?:q|q_proj)"),
+    *(r"\d+.*", r"layers\.[0-9]+\..*_proj", "", "layer.0", "a|ab|.*query", r"(model|bert).*\d+.*(key|query)"),
+)
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_as_peft_matches_them(pattern: str) -> None:
+    """https://github.com/huggingface/peft: get_pattern_key."""
+    wanted = [bool(re.fullmatch(rf"(.*\.)?({pattern})", module)) for module in MODULES]
+    assert [matches(pattern, module) for module in MODULES] == wanted
+
+
+@pytest.mark.parametrize(
+    "pattern", ["(a+)+$", "a*", "a{3}", "[ab]", "(a", "a)", "(a(b))", r"(\1)", "(a|b)*", "a$b", "x" * 201]
+)
+def test_others_are_not_simple(pattern: str) -> None:
+    with pytest.raises(NotSimple):
+        matches(pattern, "a")
+
+
+@pytest.mark.parametrize("pattern", [".*a" * 60 + "b", "(a|aa)" * 30 + "b", r"\d+" * 60 + "b", ".*" * 90 + "b"])
+def test_time_does_not_grow_with_ways_to_match(pattern: str) -> None:
+    """Backtracking would take longer than the age of the universe; this ends."""
+    for module in (".a" * 256, "a" * 512, "1" * 512):
+        assert not matches(pattern, module)

@@ -1,0 +1,170 @@
+"""The folder of a recurrent encoder-decoder: what is written is read back, and what is damaged is named."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from polyhead.models.checkpoint import Checkpoint
+from polyhead.models.checkpoint import load as load_any
+from polyhead.models.checkpoint.recurrent_folder import save
+from polyhead.models.core.errors import CheckpointError
+from polyhead.models.network.ragged import Ragged
+from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator
+from tests.support import checkpoints
+from tests.support.edits import edited, with_tensors
+
+SHAPE: dict[str, Any] = dict(vocab_size=400, width=8, hidden=8, depth=2, start=0, end=2, pad=0)
+VARIANTS = [
+    {"cell": "lstm"},
+    {"attention": "bahdanau", "tied": True},
+    {"attention": "luong", "score": "general", "reach": "local-p", "input_feeding": True},
+]
+
+
+def load(folder: Path) -> Checkpoint:
+    return load_any(str(folder))
+
+
+def network_of(changes: dict[str, Any]) -> RecurrentTranslator:
+    torch.manual_seed(1)
+    return RecurrentTranslator(RecurrentConfig(**SHAPE, **changes)).eval()
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("words")
+    checkpoints.byte_level_bpe().backend_tokenizer.save(str(folder / "tokenizer.json"))
+    return folder / "tokenizer.json"
+
+
+@pytest.fixture(scope="module")
+def whole(words: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recurrent")
+    save(folder, network_of(VARIANTS[1]), words)
+    return folder
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_what_is_written_is_read_back(changes: dict[str, Any], words: Path, tmp_path: Path) -> None:
+    network = network_of(changes)
+    save(tmp_path / "new", network, words)
+    loaded = load(tmp_path / "new")
+    found, tokenizer = loaded.head, loaded.tokenizer
+    assert isinstance(found, RecurrentTranslator)
+    texts = ["The quick brown fox", "café"]
+    assert found.config == network.config
+    assert not found.training
+    assert tokenizer.encode_batch(texts)[1].ids
+    batch = Ragged.of([encoding.ids for encoding in tokenizer.encode_batch(texts)])
+    assert torch.equal(found(batch, batch), network(batch, batch))
+    assert (found.output.weight is found.tokens.weight) == found.config.tied
+    found.train()(batch, batch).sum().backward()
+    assert all(parameter.grad is not None for parameter in found.parameters())
+
+
+def test_a_folder_is_written_over_itself(whole: Path) -> None:
+    network = load(whole).head
+    assert isinstance(network, RecurrentTranslator)
+    before = (whole / "model.safetensors").read_bytes()
+    save(whole, network, whole / "tokenizer.json")
+    assert (whole / "model.safetensors").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"architectures": ["RecurrentModel"]}, r"\['RecurrentModel'\] is not"),
+        ({"hidden": None}, "hidden: missing"),
+        ({"eos_token_id": None, "width": None}, "width, eos_token_id: missing"),
+        ({"colour": "red", "size": 3}, "colour, size: no such field is known"),
+        ({"attention": "self"}, "attention is 'self', which should be one of none, bahdanau, luong"),
+        ({"cell": ["gru"]}, "cell is .*, which should be one of"),
+        ({"vocab_size": "many"}, "vocab_size is 'many'"),
+        ({"vocab_size": 300}, "it knows 384 tokens, .* the network knows 300"),
+        ({"decoder_start_token_id": -1}, "decoder_start_token_id is -1, which should be a token below 400"),
+        ({"depth": 10**9}, "1000000000 layers, but the files hold"),
+        ({"depth": 3}, r"12 tensors are missing: encoder\.layers\.weight_ih_l2, .*and 7 more"),
+        ({"depth": 1}, r"tensor '..coder\.layers\..*_l1.*': it has no place"),
+        ({"hidden": 12}, r"its shape is \[.*\], but config.json asks for \["),
+        ({"hidden": 2**19}, r"its shape is \[.*\], but config.json asks for \["),
+        ({"hidden": 2**30}, "hidden is 1073741824, which should be a whole number from 1 to 1048575"),
+        ({"tied": False}, "1 tensors are missing: output.weight"),
+    ],
+)
+def test_a_description_that_is_not_followed_is_named(
+    whole: Path, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    folder = edited(whole, tmp_path / "broken", **changes)
+    with pytest.raises(CheckpointError, match=f"(?s){sentence}") as raised:
+        load(folder)
+    assert str(folder) in str(raised.value)
+
+
+def removed(tensors: dict[str, torch.Tensor]) -> None:
+    del tensors["decoder.bridge.bias"]
+
+
+def added(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["decoder.narrow.weight"] = torch.zeros(8, 8)
+
+
+def turned(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["tokens.weight"] = tensors["tokens.weight"].T.contiguous()
+
+
+def counted(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["output.bias"] = tensors["output.bias"].to(torch.int32)
+
+
+def spoilt(tensors: dict[str, torch.Tensor]) -> None:
+    tensors["output.bias"][3] = torch.nan
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (removed, r"decoder\.bridge\.bias.*1 tensors are missing"),
+        (added, r"decoder\.narrow\.weight.*has no place"),
+        (turned, r"tokens\.weight.*its shape is \[8, 400\], but config\.json asks for \[400, 8\]"),
+        (counted, r"output\.bias.*its numbers are I32"),
+        (spoilt, r"output\.bias.*infinite or NaN"),
+    ],
+)
+def test_tensors_that_are_not_the_network_s_are_named(
+    whole: Path, tmp_path: Path, change: Callable[[dict[str, torch.Tensor]], None], sentence: str
+) -> None:
+    folder = with_tensors(whole, tmp_path / "broken", change)
+    with pytest.raises(CheckpointError, match=f"(?s){sentence}"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("file", "sentence"),
+    [
+        ("config.json", r"config\.json is not there|config\.json: is not there"),
+        ("model.safetensors", "no weights"),
+        ("tokenizer.json", "tokenizer"),
+    ],
+)
+def test_a_file_that_is_missing_is_named(whole: Path, tmp_path: Path, file: str, sentence: str) -> None:
+    folder = edited(whole, tmp_path / "broken")
+    (folder / file).unlink()
+    with pytest.raises(CheckpointError, match=sentence):
+        load(folder)
+
+
+def test_a_file_that_ends_early_is_named(whole: Path, tmp_path: Path) -> None:
+    folder = edited(whole, tmp_path / "broken")
+    raw = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(raw[:-10])
+    with pytest.raises(CheckpointError, match="the file is truncated"):
+        load(folder)
+
+
+def test_others_find_the_tokens_that_matter_by_their_names(whole: Path) -> None:
+    said = json.loads((whole / "config.json").read_text())
+    assert (said["decoder_start_token_id"], said["eos_token_id"], said["pad_token_id"]) == (0, 2, 0)

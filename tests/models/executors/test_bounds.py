@@ -1,0 +1,309 @@
+"""The numbers of a step: each that is out of range is refused before anything is computed, on every executor."""
+
+import ctypes
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from polyhead.models.core.errors import RowsError
+from polyhead.models.executors.bounds import Bounds
+from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.native import library as native
+from polyhead.models.native.library import runnable
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.network.lora import LowRank, products
+from polyhead.models.network.model_config import ModelConfig
+from tests.models.native.test_step import (
+    BERT,
+    GENERATORS,
+    LLAMA,
+    head,
+    network,
+    rows_of,
+)
+from tests.support.places import ROOT
+
+BLOCKS = 8
+LEARNED = replace(GENERATORS["gpt2"], max_positions=40)
+EXECUTORS = [*runnable(), "torch"]
+HUGE = 2_000_000_000
+LISTS = ("tokens", "positions", "starts", "tables", "segments")
+
+
+def made(name: str, config: ModelConfig) -> Executor:
+    """A generator with a cache where the network is causal, an encoder where it is not; an adapter is attached."""
+    blocks, last = (BLOCKS, head(config)) if config.causal else (0, None)
+    executor: Executor
+    if name == "torch":
+        executor = TorchExecutor(network(config), last, block_count=blocks, block_size=16 if blocks else 0)
+    else:
+        executor = NativeExecutor(network(config), last, block_count=blocks, threads=2, instructions=name)
+    shape = products(config)["blocks.0.attention.output"]
+    executor.attach({"blocks.0.attention.output": LowRank(torch.zeros(2, shape[0]), torch.zeros(shape[1], 2))})
+    return executor
+
+
+def good() -> Rows:
+    """Three sequences: the first from its beginning, the second over a block that is computed, the last alone."""
+    return rows_of([([1, 2, 3], 0, [5]), ([4, 5], 16, [0, 3]), ([6], 0, [7])])
+
+
+def texts() -> Rows:
+    rows = rows_of([([1, 2, 3], 0, []), ([4, 5], 0, [])], last_only=False)
+    return replace(rows, segments=[0, 0, 1, 0, 1])
+
+
+class Bad(NamedTuple):
+    """One field of good rows changed, and what is said of it."""
+
+    said: str
+    changes: dict[str, Any]
+
+
+BAD = {
+    "a token behind the table": Bad(
+        "tokens[2] is 77, which should be at least 0 and less than 77", {"tokens": [1, 2, 77, 4, 5, 6]}
+    ),
+    "a huge token": Bad(f"tokens[0] is {HUGE}", {"tokens": [HUGE, 2, 3, 4, 5, 6]}),
+    "a token of more than 32 bits": Bad(f"tokens: {2**40} is out of the range", {"tokens": [1, 2, 3, 4, 5, 2**40]}),
+    "a negative token": Bad("tokens[5] is -1", {"tokens": [1, 2, 3, 4, 5, -1]}),
+    "a negative position": Bad("positions[5] is -1", {"positions": [0, 1, 2, 16, 17, -1]}),
+    "a position behind the table": Bad(
+        "positions[5] is 40, which should be at least 0 and less than 40",
+        {"positions": [0, 1, 2, 16, 17, 40], "tables": [[5], [0, 3], [7, 1, 2]]},
+    ),
+    "a position behind its blocks": Bad(
+        "sequence 2 has position 16, its blocks hold 16", {"positions": [0, 1, 2, 16, 17, 16]}
+    ),
+    "a gap between positions": Bad("positions[4] is 18, which should be 17", {"positions": [0, 1, 2, 16, 18, 0]}),
+    "positions that descend": Bad("positions[1] is 0, which should be 3", {"positions": [2, 0, 1, 16, 17, 0]}),
+    "too few positions": Bad("positions: there are 5, which should be 6", {"positions": [0, 1, 2, 16, 17]}),
+    "a block behind the cache": Bad("tables[1] is 8", {"tables": [[5], [8, 3], [7]]}),
+    "a negative block": Bad("tables[3] is -1", {"tables": [[5], [0, 3], [-1]]}),
+    "too few blocks": Bad("sequence 1 has position 17, its blocks hold 16", {"tables": [[5], [0], [7]]}),
+    "no blocks": Bad("sequence 0 has position 2, its blocks hold 0", {"tables": [[], [0, 3], [7]]}),
+    "too few tables": Bad("tables: there are 2, which should be 3", {"tables": [[5], [0, 3]]}),
+    "an empty sequence": Bad("starts[2] is 3, which should be more than 3", {"starts": [0, 3, 3, 6]}),
+    "starts that descend": Bad("starts[2] is 2", {"starts": [0, 5, 2, 6]}),
+    "starts that begin later": Bad("starts: they are from 1 to 6", {"starts": [1, 3, 5, 6]}),
+    "starts that end later": Bad("starts: they are from 0 to 7", {"starts": [0, 3, 5, 7]}),
+    "no sequence": Bad("there is no sequence", {"starts": [0], "tables": []}),
+    "a wanted row that is none": Bad("wanted[1] is 6", {"wanted": [2, 6]}),
+    "a negative wanted row": Bad("wanted[0] is -1", {"wanted": [-1, 4]}),
+    "wanted rows that descend": Bad("wanted[1] is 2, which should be more than 4", {"wanted": [4, 2]}),
+    "a row that is wanted twice": Bad("wanted[1] is 4", {"wanted": [4, 4]}),
+    "an adapter that is not attached": Bad("adapters: 2 is not attached", {"adapters": [0, 1, 2]}),
+    "a negative adapter": Bad("adapters: -1 is not attached", {"adapters": [0, -1, 0]}),
+    "too few adapters": Bad("adapters: there are 2, which should be 3", {"adapters": [0, 1]}),
+}
+BAD_TEXTS = {
+    "a segment behind the table": Bad(
+        "segments[4] is 2, which should be at least 0 and less than 2", {"segments": [0, 0, 1, 0, 2]}
+    ),
+    "a huge segment": Bad(f"segments[0] is {HUGE}", {"segments": [HUGE, 0, 1, 0, 0]}),
+    "a negative segment": Bad("segments[1] is -3", {"segments": [0, -3, 1, 0, 0]}),
+    "too few segments": Bad("segments: there are 2, which should be 5", {"segments": [0, 0]}),
+    "a text that begins later": Bad("sequence 1 begins at 3, which should be 0", {"positions": [0, 1, 2, 3, 4]}),
+}
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_each_number_that_is_out_of_range_is_refused(name: str) -> None:
+    for config, rows, cases in ((LEARNED, good(), BAD), (BERT, texts(), BAD_TEXTS)):
+        executor = made(name, config)
+        expected = executor.step(rows).clone()
+        for case, bad in cases.items():
+            with pytest.raises(RowsError) as raised:
+                executor.step(replace(rows, **bad.changes))
+            assert bad.said in str(raised.value), case
+        assert torch.equal(executor.step(rows), expected), "nothing was computed of them"
+        assert executor.step(replace(rows, adapters=[1] * len(rows.tables))).isfinite().all()
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_states_are_of_rows_that_are_all_wanted_and_in_range(name: str) -> None:
+    executor: Any = made(name, BERT)
+    with pytest.raises(RowsError, match="wanted: there are 1, which should be 5"):
+        executor.step_with_states(replace(texts(), wanted=[0]))
+    with pytest.raises(RowsError, match="tokens"):
+        executor.step_with_states(replace(texts(), tokens=[1, 2, 3, 4, 90]))
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+@pytest.mark.parametrize("pair", [(0, BLOCKS), (-1, 0), (HUGE, 1)])
+def test_no_block_outside_of_the_cache_is_copied(name: str, pair: tuple[int, int]) -> None:
+    executor = made(name, LLAMA)
+    with pytest.raises(RowsError, match="copies"):
+        executor.copy([(0, 1), pair])
+    executor.copy([])
+    executor.copy([(0, BLOCKS - 1)])
+
+
+def test_the_check_does_not_depend_on_assertions() -> None:
+    code = (
+        "from polyhead.models.executors.bounds import Bounds\n"
+        "from polyhead.models.core.errors import RowsError\n"
+        "from polyhead.models.executors.contract import Rows\n"
+        "try: Bounds(9, 0, 0, 0, 0).check(Rows([9], [0], [0, 1], [[]], [0]), {})\nexcept RowsError: print('refused')"
+    )
+    done = subprocess.run([sys.executable, "-O", "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "refused\n", done.stderr
+
+
+class Unchecked(Bounds):
+    """Lets any number through, as far as there are arrays of it."""
+
+    def check(self, rows: Rows, attached: Any) -> Any:
+        kept = BOUNDLESS.check(good(), attached)
+        changed = {
+            name: native_integers(values)
+            for name, values in (
+                ("tokens", rows.tokens),
+                ("positions", rows.positions),
+                ("segments", rows.segments),
+                ("starts", rows.starts),
+                ("wanted", rows.wanted),
+                ("blocks", [block for table in rows.tables for block in table]),
+                ("table_starts", [sum(map(len, rows.tables[:n])) for n in range(len(rows.tables) + 1)]),
+            )
+        }
+        return replace(kept, **changed)
+
+
+BOUNDLESS = Bounds(1 << 30, 0, 0, 1 << 20, 16)
+
+
+def native_integers(values: list[int] | None) -> Any:
+    return None if values is None else np.array(values, np.int32)
+
+
+def unchecked(executor: Executor) -> Executor:
+    """What reaches the compiled step is not checked in Python: its own check is what refuses it."""
+    known: Any = executor
+    known._bounds = Unchecked(**vars(known._bounds))
+    return executor
+
+
+CODES = {
+    "tokens": ("a token behind the table", "a huge token", "a negative token"),
+    "positions": (
+        "a negative position",
+        "a position behind the table",
+        "a gap between positions",
+        "positions that descend",
+    ),
+    "blocks": (
+        "a position behind its blocks",
+        "a block behind the cache",
+        "a negative block",
+        "too few blocks",
+        "no blocks",
+    ),
+    "starts": ("an empty sequence", "starts that descend", "starts that begin later", "starts that end later"),
+    "wanted rows": (
+        "a wanted row that is none",
+        "a negative wanted row",
+        "wanted rows that descend",
+        "a row that is wanted twice",
+    ),
+}
+
+
+@pytest.mark.parametrize("instructions", runnable())
+def test_the_compiled_step_checks_again(instructions: str) -> None:
+    executor = unchecked(made(instructions, LEARNED))
+    assert executor.step(good()).isfinite().all()
+    for word, cases in CODES.items():
+        for case in cases:
+            with pytest.raises(RowsError, match=f"the compiled step refuses {word}$"):
+                executor.step(replace(good(), **BAD[case].changes))
+    executor = unchecked(made(instructions, BERT))
+    for case, word in {"a segment behind the table": "segments", "a text that begins later": "positions"}.items():
+        with pytest.raises(RowsError, match=f"refuses {word}$"):
+            executor.step(replace(texts(), **BAD_TEXTS[case].changes))
+    executor.step(texts())
+
+
+@pytest.mark.parametrize("instructions", runnable())
+def test_counts_that_are_none_have_a_code(instructions: str) -> None:
+    """polyhead_step itself, called with numbers of which it looks at nothing else."""
+    executor: Any = made(instructions, LEARNED)
+    step: Callable[..., int] = executor._library.polyhead_step
+    for counts in ((0, 1, 0, 0), (1, 0, 0, 0), (1, 1, 2, 0), (1, 1, -1, 0), (1, 1, 1, -1), (-5, 1, 0, 0)):
+        rows = native.Rows(*counts)
+        assert native.WRONG[step(executor._model, ctypes.byref(rows), 0, executor._stride, 0, 0)] == "counts"
+    narrow = native.Rows(1, 1, 1, 0)
+    assert native.WRONG[step(executor._model, ctypes.byref(narrow), 0, LEARNED.width - 1, 0, 0)] == "counts"
+
+
+def disturbed(rows: Rows, choice: random.Random) -> Rows:
+    """One or two numbers become others, or a list has one more or one less."""
+    fields = ["tokens", "positions", "starts", "wanted", "tables"]
+    fields += [name for name in ("segments", "adapters") if getattr(rows, name) is not None]
+    for _ in range(choice.randint(1, 2)):
+        name = choice.choice(fields)
+        whole = [list(each) for each in rows.tables] if name == "tables" else [list(getattr(rows, name))]
+        values = choice.choice(whole) if whole else []
+        number = choice.choice([-HUGE, -1, 0, 1, 2, 7, 8, 15, 16, 17, 39, 40, 77, 90, HUGE, 2**31 - 1, 2**35])
+        match choice.randrange(6):
+            case 0 if values:
+                values.pop()
+            case 1:
+                values.append(number)
+            case _ if values:
+                values[choice.randrange(len(values))] = number
+        rows = replace(rows, **{name: whole if name == "tables" else whole[0]})
+    return rows
+
+
+def fuzzed(executor: Executor, rows: Rows, count: int, seed: int = 4) -> tuple[int, int]:
+    """How many of the disturbed rows were answered, and how many refused; anything else is raised."""
+    choice, answered, refused = random.Random(seed), 0, 0
+    for _ in range(count):
+        try:
+            executor.step(disturbed(rows, choice))
+            answered += 1
+        except RowsError:
+            refused += 1
+    return answered, refused
+
+
+@pytest.mark.parametrize("name", EXECUTORS)
+def test_any_rows_are_answered_or_refused(name: str) -> None:
+    for config, rows in ((LEARNED, replace(good(), adapters=[0, 1, 0])), (BERT, texts())):
+        answered, refused = fuzzed(made(name, config), rows, 500)
+        assert answered > 10
+        assert refused > 200
+
+
+def fits(rows: Rows, like: Rows) -> bool:
+    """Whether its lists are as long as those of other rows, and its numbers are of 32 bits."""
+    lists = [rows.tokens, rows.positions, rows.wanted, rows.starts, rows.segments or [], *rows.tables]
+    right = all(len(getattr(rows, name) or ()) == len(getattr(like, name) or ()) for name in LISTS)
+    return right and max(number for each in lists for number in each) < 2**31
+
+
+def passed(executor: Executor, rows: Rows) -> None:
+    """Answered, or refused by the compiled step."""
+    try:
+        executor.step(rows)
+    except RowsError as error:
+        if "the compiled step refuses" not in str(error):
+            raise
+
+
+@pytest.mark.parametrize("instructions", runnable())
+def test_the_compiled_step_answers_or_refuses_any_numbers(instructions: str) -> None:
+    """The same without the check in Python; of lists as long as they should be."""
+    executor, choice = unchecked(made(instructions, LEARNED)), random.Random(5)
+    for _ in range(500):
+        if fits(rows := disturbed(good(), choice), good()):
+            passed(executor, rows)

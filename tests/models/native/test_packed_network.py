@@ -1,0 +1,256 @@
+"""Weights as they are packed: codes and scales of a file's blocks kept, anything else rounded by group."""
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize, quantize
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from polyhead.models.checkpoint import load_estimate as estimate
+from polyhead.models.native.library import Linear, library
+from polyhead.models.native.packed_network import (
+    BITS,
+    COLUMNS,
+    INT4,
+    INT4_SHIFTED,
+    INT8,
+    INT8_SHIFTED,
+    Packed,
+    Precision,
+)
+from polyhead.models.native.step_memory import widened
+from tests.models.native.test_step import (
+    LLAMA,
+    SETS,
+    multiplied,
+    pytestmark,
+)
+from tests.support import gguf_files
+
+__all__ = ["pytestmark"]
+GROUP = 32  # inputs of an output that share a scale, as in src/gemm.hpp
+ADDED = {INT8: 128, INT4: 8, INT4_SHIFTED: 0, INT8_SHIFTED: 0}  # to codes
+OWN = {"Q8_0": INT8, "Q4_0": INT4, "Q4_1": INT4_SHIFTED, "Q5_0": INT8, "Q5_1": INT8_SHIFTED}
+KINDS = [*OWN, "Q4_K", "Q5_K", "Q6_K"]
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """What a matrix was packed as: codes [N, K], and of each GROUP of inputs its scale and its least [N, K / GROUP]."""
+
+    format: int
+    codes: NDArray[numpy.int32]
+    scales: NDArray[numpy.float32]
+    least: NDArray[numpy.float32]
+
+    def weights(self) -> Tensor:
+        """[N, K], exactly."""
+        scales, least = (each.repeat(GROUP, 1)[:, : self.codes.shape[1]] for each in (self.scales, self.least))
+        return torch.from_numpy(self.codes.astype(numpy.float32) * scales + least)
+
+
+def linear_of(weights: Tensor) -> nn.Linear:
+    made = nn.Linear(weights.size(1), weights.size(0), bias=False)
+    made.weight = nn.Parameter(weights)
+    return made
+
+
+def unpacked(linear: Linear, count: int, inputs: int) -> Unpacked:
+    """The first `count` outputs and `inputs` of a packed matrix; see src/gemm.hpp."""
+    eight, shifted = linear.format in (INT8, INT8_SHIFTED), linear.format in (INT4_SHIFTED, INT8_SHIFTED)
+    groups, size = linear.inputs // GROUP, GROUP * COLUMNS // (1 if eight else 2)
+    assert linear.outputs * linear.inputs * BITS[linear.format] / 8 == linear.outputs // COLUMNS * groups * (
+        size + COLUMNS * (4 if shifted else 2)
+    )
+    taken = int(linear.outputs * linear.inputs * BITS[linear.format] / 8)
+    raw = numpy.frombuffer(ctypes.string_at(linear.weights, taken), numpy.uint8)
+    blocks = raw.reshape(linear.outputs // COLUMNS, groups, -1)  # [B, G, bytes]
+    if eight:
+        codes = blocks[..., :size].reshape(*blocks.shape[:2], 8, COLUMNS, 4).transpose(0, 3, 1, 2, 4)
+    else:
+        both = blocks[..., :size].reshape(*blocks.shape[:2], 4, COLUMNS, 4)
+        codes = numpy.stack([both & 15, both >> 4], 3).transpose(0, 4, 1, 2, 3, 5)
+
+    def halves(start: int) -> NDArray[numpy.float32]:
+        found = blocks[..., start : start + 2 * COLUMNS].copy().view(numpy.float16).astype(numpy.float32)
+        return found.transpose(0, 2, 1).reshape(linear.outputs, groups)[:count, : -(-inputs // GROUP)]
+
+    whole = codes.reshape(linear.outputs, linear.inputs)[:count, :inputs].astype(numpy.int32) - ADDED[linear.format]
+    scales = halves(size) * numpy.float32(linear.unit if linear.format == INT8 else 1)
+    return Unpacked(linear.format, whole, scales, halves(size + 2 * COLUMNS) if shifted else 0 * scales)
+
+
+def packed(weights: Tensor, precision: Precision, instructions: str = SETS[-1] if SETS else "") -> Unpacked:
+    pack = Packed(library(instructions), LLAMA, precision)
+    return unpacked(pack.linear([linear_of(weights)]), *weights.shape)
+
+
+def stored(kind: str, count: int = 77, inputs: int = 256, scale: float = 0.07) -> tuple[NDArray[numpy.uint8], Tensor]:
+    """Blocks of random numbers [N, K / 32, bytes] (K-quants [N, K / 256, bytes]), and the weights they stand for."""
+    each, size = gguf_files.gguf.GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    if kind in OWN:
+        weights = torch.randn(count, inputs, generator=torch.Generator().manual_seed(3)) * scale
+        raw = quantize(weights.numpy(), GGMLQuantizationType[kind])
+    else:
+        raw = gguf_files.random_blocks(kind, count, inputs)
+    kept = torch.from_numpy(dequantize(raw, GGMLQuantizationType[kind]).astype(numpy.float32))
+    return raw.reshape(count, inputs // each, size), kept.view(count, inputs)
+
+
+def written(kind: str, blocks: NDArray[numpy.uint8]) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Codes, scales and least weights that stand in blocks of 32, read by the description of their format."""
+    count = len(blocks)
+    shifted, five = kind.endswith("_1"), kind.startswith("Q5")
+    scales = blocks[..., :2].copy().view(numpy.float16).astype(numpy.float32)[..., 0]
+    if kind == "Q8_0":
+        return blocks[..., 2:].view(numpy.int8).reshape(count, -1).astype(int), scales, 0 * scales
+    least = blocks[..., 2:4].copy().view(numpy.float16).astype(numpy.float32)[..., 0] if shifted else 0 * scales
+    start = 4 if shifted else 2
+    low = blocks[..., start + (4 if five else 0) :]
+    codes = numpy.concatenate([low & 15, low >> 4], -1).astype(int)
+    if five:
+        codes += 16 * numpy.unpackbits(blocks[..., start : start + 4], axis=-1, bitorder="little").astype(int)
+    return (codes - (0 if shifted else 16 if five else 8)).reshape(count, -1), scales, least
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("kind", OWN)
+def test_codes_and_scales_of_blocks_are_kept(kind: str, instructions: str) -> None:
+    """All of them; only the sign of a scale without a least weight is free in 8 bits."""
+    blocks, weights = stored(kind)
+    found = packed(weights, "int4", instructions)
+    codes, scales, least = written(kind, blocks)
+    assert found.format == OWN[kind]
+    sign = numpy.sign(scales) if found.format == INT8 else numpy.ones_like(scales)
+    assert (found.codes == codes * sign.repeat(GROUP, 1)).all()
+    assert (found.scales == scales * sign).all()
+    assert (found.least == least).all()
+    assert torch.equal(found.weights(), weights)
+
+
+@pytest.mark.parametrize("kind", OWN)
+@pytest.mark.parametrize("scale", [1e-4, 1e-2, 30.0])
+def test_blocks_are_found_to_the_bit_in_eight_bits_too(kind: str, scale: float) -> None:
+    """Scales that are subnormal halves in the file as well."""
+    _, weights = stored(kind, scale=scale)
+    found = packed(weights, "int8")
+    assert found.format == (INT8_SHIFTED if kind.endswith("_1") else INT8)
+    assert torch.equal(found.weights(), weights)
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K"])
+def test_blocks_of_several_scales_are_found_to_a_32nd_of_one(
+    kind: str, precision: Precision, instructions: str
+) -> None:
+    _, weights = stored(kind)
+    found = packed(weights, precision, instructions)
+    assert found.format == (INT4_SHIFTED if (kind, precision) == ("Q4_K", "int4") else INT8_SHIFTED)
+    off = (found.weights() - weights).abs().unflatten(1, (-1, GROUP)).amax(-1)
+    alike = numpy.where(found.scales == 0, numpy.abs(found.least), 0)  # a group of one number
+    assert (off <= torch.from_numpy(found.scales / 32 * 1.0001 + alike / 2048)).all()
+
+
+def groups_of(weights: Tensor) -> Tensor:
+    """[N, K] as [N, K / GROUP, GROUP]."""
+    return nn.functional.pad(weights, (0, -weights.size(1) % GROUP)).unflatten(1, (-1, GROUP))
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize(("count", "inputs"), [(64, 128), (33, 100)])
+def test_floats_are_rounded_to_half_a_scale_of_their_group(instructions: str, count: int, inputs: int) -> None:
+    """127 scales are the largest of a group, rounded up to half precision."""
+    weights = torch.randn(count, inputs, generator=torch.Generator().manual_seed(1)) * torch.rand(inputs).exp2() * 0.05
+    found = packed(weights, "int8", instructions)
+    assert found.format == INT8
+    scales, most = torch.from_numpy(found.scales), groups_of(weights).abs().amax(-1)
+    assert (scales >= most / 127 * (1 - 2**-23)).all()
+    assert (scales <= most / 127 * (1 + 2**-10)).all()
+    assert (groups_of(found.weights() - weights).abs().amax(-1) <= scales / 2 * 1.0001).all()
+
+
+def test_large_and_small_weights_keep_their_precision() -> None:
+    """Ten orders of magnitude in a matrix, more than half precision has: scales are stored in a unit of the matrix."""
+    choice = torch.Generator().manual_seed(1)
+    weights = torch.randn(64, 256, generator=choice)
+    sizes = 10.0 ** torch.linspace(-7, 3, 64 * 8)[torch.randperm(64 * 8, generator=choice)].view(64, 8)
+    weights = (groups_of(weights) / groups_of(weights).abs().amax(-1, keepdim=True) * sizes[..., None]).flatten(1)
+    off = groups_of(packed(weights, "int8").weights() - weights).abs().amax(-1) / sizes
+    assert off.max() < 0.01
+    assert off[sizes >= 1e3 * 2**-22].max() <= (1 + 2**-10) / 254
+
+
+@pytest.mark.parametrize("exponent", [-137, -120, -40, 40, 120])
+def test_the_size_of_a_matrix_changes_nothing(exponent: int) -> None:
+    """Times a power of two it has the same codes, and the scales times that."""
+    weights = torch.randn(40, 128, generator=torch.Generator().manual_seed(1)).half().float()
+    sized = (weights.double() * 2.0**exponent).float()
+    found, plain = packed(sized, "int8"), packed(weights, "int8")
+    if exponent > -126:
+        assert (found.codes == plain.codes).all()
+        assert (found.scales == plain.scales * numpy.float64(2.0) ** exponent).all()
+    assert (found.weights() - sized).abs().max() <= 2.0**exponent / 16
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("precision", ["float32", "int8", "int4"])
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), float("-inf")])
+def test_a_weight_that_is_no_number_makes_its_output_none(
+    precision: Precision, wrong: float, instructions: str
+) -> None:
+    _, weights = stored("Q4_0")
+    weights[50, 77] = wrong
+    x = torch.randn(3, weights.size(1), generator=torch.Generator().manual_seed(1))
+    out = multiplied(Packed(library(instructions), LLAMA, precision), linear_of(weights), x)
+    assert (out.isfinite().all(0) == (torch.arange(77) != 50)).all()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "precision", "format", "exactly"),
+    [
+        (("Q4_0", "Q8_0"), "int4", INT8, True),
+        (("Q4_0", "Q5_0"), "int8", INT8, True),
+        (("Q4_0", "Q4_1"), "int4", INT4_SHIFTED, False),
+        (("Q4_1", "Q5_1"), "int4", INT8_SHIFTED, True),
+        (("Q4_1", "Q8_0"), "int4", INT8, False),
+        (("Q4_K", "Q6_K"), "int4", INT8, False),
+        (("Q5_K", "Q8_0"), "int8", INT8, False),
+    ],
+)
+def test_matrices_of_several_kinds_share_a_format(
+    kinds: tuple[str, str], precision: Precision, format: int, exactly: bool
+) -> None:
+    """One that holds both; where there is none all are rounded to 8 bits."""
+    both = [stored(kind)[1] for kind in kinds]
+    pack = Packed(library(SETS[0]), LLAMA, precision)
+    found = unpacked(pack.linear([linear_of(each) for each in both]), 154, 256)
+    weights = torch.cat(both)
+    assert found.format == format
+    assert torch.equal(found.weights(), weights) == exactly
+    assert (groups_of(found.weights() - weights).abs().amax(-1) <= torch.from_numpy(found.scales) / 2 * 1.0001).all()
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_format_is_known_before_it_is_packed(kind: str, precision: Precision) -> None:
+    estimated = BITS[estimate.FOUND.get(kind, INT8)]
+    taken = BITS[packed(stored(kind)[1], precision).format]
+    assert taken == (widened(estimated) if precision == "int8" else estimated)
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q5_0"])
+def test_blocks_without_their_largest_code_are_found_too(kind: str) -> None:
+    """Where a file's scale was searched for, it may be of either sign, and none of a block's codes the largest."""
+    raw = gguf_files.random_blocks(kind, 64, 256)
+    raw.reshape(-1, 22 if kind == "Q5_0" else 18)[::3, 1] ^= 0x80
+    weights = torch.from_numpy(dequantize(raw, GGMLQuantizationType[kind]).astype(numpy.float32)).view(64, 256)
+    found = packed(weights, "int8")
+    assert found.format == INT8
+    assert torch.equal(found.weights(), weights)

@@ -1,0 +1,83 @@
+"""The states that each layer hands on, as both executors give them: equal in float32, and without effect on a step."""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyhead.models.core.errors import RowsError
+from polyhead.models.executors.contract import Rows
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.native.library import runnable
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.transformer import Transformer
+from tests.models.native.test_step import (
+    ENCODERS,
+    GENERATORS,
+    head,
+    network,
+    rows_of,
+    tables,
+    texts,
+)
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+
+LENGTHS = (1, 17, 150)  # the last in two panels
+BLOCKS = 160
+
+
+def rows(config: ModelConfig, *, cached: bool) -> Rows:
+    asked = texts(config, LENGTHS)
+    blocks = tables(LENGTHS, random.Random(1)) if cached else [[] for _ in asked]
+    return rows_of(list(zip(asked, [0] * len(asked), blocks, strict=True)), last_only=False)
+
+
+@torch.inference_mode()
+def reference(net: Transformer, config: ModelConfig) -> Tensor:
+    """[depth, T, W] block by block, without an executor."""
+    x, frame = net.open(Ragged.of(texts(config, LENGTHS)))
+    states = []
+    for block in net.blocks:
+        x = block(x, frame)
+        states.append(x)
+    return torch.stack(states)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("name", [*GENERATORS, *ENCODERS])
+def test_states_equal_torch_in_float32(name: str, threads: int) -> None:
+    config = (GENERATORS | ENCODERS)[name]
+    net, generates = network(config), name in GENERATORS
+    asked, expected = rows(config, cached=generates), reference(net, config)
+    last, blocks = (head(config), BLOCKS) if generates else (None, 0)
+    native = NativeExecutor(net, last, precision="float32", block_count=blocks, threads=threads)
+    torch.testing.assert_close(native.step_with_states(asked)[1], expected, rtol=2e-4, atol=2e-4)
+    size = 16 if blocks else 0
+    out, states = TorchExecutor(net, last, block_count=blocks, block_size=size).step_with_states(asked)
+    torch.testing.assert_close(states, expected, rtol=2e-4, atol=2e-4)
+    torch.testing.assert_close(native.step(asked), out, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("instructions", runnable())
+def test_whoever_takes_states_changes_no_answer(instructions: str) -> None:
+    config = GENERATORS["llama"]
+    executor = NativeExecutor(network(config), head(config), block_count=BLOCKS, threads=2, instructions=instructions)
+    asked = rows(config, cached=True)
+    plain = executor.step(asked).clone()
+    out, states = executor.step_with_states(asked)
+    assert torch.equal(out, plain)
+    assert states.isfinite().all()
+    assert torch.equal(executor.step(asked), plain)
+
+
+def test_states_need_all_rows() -> None:
+    config = ENCODERS["bert"]
+    asked = replace(rows(config, cached=False), wanted=[0])
+    for executor in (NativeExecutor(network(config)), TorchExecutor(network(config))):
+        with pytest.raises(RowsError, match="wanted"):
+            executor.step_with_states(asked)

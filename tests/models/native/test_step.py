@@ -1,0 +1,326 @@
+"""The compiled step against the torch executor and against itself, on every instruction set this machine has."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import accumulate
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from polyhead.models.checkpoint.description import unsound
+from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.native.library import library, runnable
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import Packed, Precision
+from polyhead.models.network.heads import LanguageHead
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.transformer import Transformer
+
+pytestmark = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+
+SETS = runnable()
+LLAMA = ModelConfig(
+    vocab_size=77,
+    width=48,
+    depth=3,
+    heads=6,
+    kv_heads=2,
+    head_width=16,
+    mlp_width=100,
+    max_positions=1024,
+    causal=True,
+    position="rotary",
+    norm="rms",
+    activation="silu",
+    gated_mlp=True,
+    qkv_bias=False,
+    output_bias=False,
+    mlp_bias=False,
+)
+BERT = ModelConfig(
+    vocab_size=90,
+    width=64,
+    depth=2,
+    heads=4,
+    kv_heads=4,
+    head_width=16,
+    mlp_width=96,
+    max_positions=600,
+    causal=False,
+    norm_order="post",
+    embedding_norm=True,
+    segments=2,
+)
+GENERATORS = {
+    "llama": LLAMA,
+    "one key head": replace(LLAMA, kv_heads=1, heads=14, head_width=32, width=96),
+    "wide heads": replace(LLAMA, head_width=80, heads=2, kv_heads=1),
+    "widest heads": replace(LLAMA, head_width=256, heads=2, kv_heads=2),
+    "qwen": replace(LLAMA, qkv_bias=True, query_key_norm=True, head_width=64),
+    "gpt2": replace(
+        LLAMA,
+        position="learned",
+        position_offset=2,
+        norm="layer",
+        activation="gelu_tanh",
+        gated_mlp=False,
+        kv_heads=6,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
+    ),
+    "norms behind": replace(BERT, causal=True, segments=0, embedding_norm=False, activation="gelu_tanh"),
+    "gemma": replace(
+        LLAMA,
+        norm_order="sandwich",
+        activation="gelu_tanh",
+        window=20,
+        windowed=(True, False, True),
+        window_rope_base=1000.0,
+        query_key_norm=True,
+        embedding_scale=6.9,
+        score_scale=0.3,
+    ),
+}
+ENCODERS = {
+    "bert": BERT,
+    "causal": LLAMA,
+    "gated, no biases": replace(
+        BERT, gated_mlp=True, norm_bias=False, qkv_bias=False, output_bias=False, mlp_bias=False
+    ),
+    "windowed": replace(BERT, norm_order="pre", window=9, windowed=(False, True), position="rotary", segments=0),
+    "no opening norm, no biases of norms": replace(
+        BERT,
+        norm_order="pre",
+        opening_norm=False,
+        norm_bias=False,
+        position="rotary",
+        segments=0,
+        window=9,
+        windowed=(False, True),
+        window_rope_base=1000.0,
+        gated_mlp=True,
+    ),
+    "relu": replace(BERT, activation="relu", heads=2, kv_heads=2, head_width=32, embedding_norm=False),
+}
+BLOCKS = 160
+LENGTHS = (1, 5, 16, 17, 40, 65, 530)  # the last in three parts of attention
+
+
+def network(config: ModelConfig) -> Transformer:
+    torch.manual_seed(5)
+    made = Transformer(config)
+    for parameter in made.parameters():
+        nn.init.normal_(parameter, std=0.15)
+    for name, parameter in made.named_parameters():
+        if "norm" in name and name.endswith("weight"):
+            nn.init.normal_(parameter, 1.0, 0.1)
+    return made
+
+
+def head(config: ModelConfig) -> LanguageHead:
+    torch.manual_seed(6)
+    return LanguageHead(config)
+
+
+def texts(config: ModelConfig, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
+    choice = random.Random(3)
+    return [[choice.randrange(config.vocab_size) for _ in range(length)] for length in lengths]
+
+
+def rows_of(parts: list[tuple[list[int], int, list[int]]], last_only: bool = True) -> Rows:
+    """Each part: tokens, the position of the first, and the blocks of the whole sequence."""
+    starts = list(accumulate((len(tokens) for tokens, _, _ in parts), initial=0))
+    return Rows(
+        tokens=[token for tokens, _, _ in parts for token in tokens],
+        positions=[first + i for tokens, first, _ in parts for i in range(len(tokens))],
+        starts=starts,
+        tables=[table for _, _, table in parts],
+        wanted=[end - 1 for end in starts[1:]] if last_only else list(range(starts[-1])),
+    )
+
+
+def tables(lengths: tuple[int, ...], choice: random.Random) -> list[list[int]]:
+    free = list(range(BLOCKS))
+    choice.shuffle(free)
+    return [[free.pop() for _ in range(-(-length // 16))] for length in lengths]
+
+
+def whole(config: ModelConfig, executor: Executor) -> Tensor:
+    """The logits after every token of all texts, in one step."""
+    parts = list(zip(texts(config), [0] * len(LENGTHS), tables(LENGTHS, random.Random(1)), strict=True))
+    return executor.step(rows_of(parts, last_only=False)).clone()
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_equals_torch_in_float32(name: str, instructions: str) -> None:
+    config = GENERATORS[name]
+    net, last = network(config), head(config)
+    expected = whole(config, TorchExecutor(net, last, block_count=BLOCKS, block_size=16))
+    executor = NativeExecutor(net, last, precision="float32", block_count=BLOCKS, threads=2, instructions=instructions)
+    torch.testing.assert_close(whole(config, executor), expected, rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("words", [3, 77, 300])
+def test_the_likeliest_is_the_first_of_the_largest(words: int, instructions: str) -> None:
+    config = replace(LLAMA, vocab_size=words)
+    last = head(config)
+    with torch.no_grad():
+        last.output.weight[words // 2 :] = last.output.weight[
+            : words - words // 2
+        ].clone()  # whatever is likeliest, twice
+    executor = NativeExecutor(network(config), last, block_count=BLOCKS, threads=2, instructions=instructions)
+    logits = whole(config, executor)
+    assert executor.likeliest == [int((row == row.max()).nonzero()[0]) for row in logits]
+    executor.step(Rows([1], [0], [0, 1], [[3]], []))
+    assert executor.likeliest == []
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_equals_torch_in_float32(name: str, instructions: str) -> None:
+    config = ENCODERS[name]
+    net, asked = network(config), texts(config)
+    rows = rows_of([(tokens, 0, []) for tokens in asked], last_only=False)
+    if config.segments:
+        rows = replace(rows, segments=[i % 2 for i in range(len(rows.tokens))])
+    for wanted in (rows.wanted, rows.wanted[::7]):
+        some = replace(rows, wanted=wanted)
+        executor = NativeExecutor(net, precision="float32", threads=2, instructions=instructions)
+        torch.testing.assert_close(executor.step(some), TorchExecutor(net).step(some), rtol=2e-4, atol=2e-4)
+
+
+ODD_ENCODERS = {
+    "the widest window": replace(ENCODERS["windowed"], window=2**31 - 1),
+    "a window of one": replace(ENCODERS["windowed"], window=1),
+    "norms behind, no opening norm": replace(BERT, opening_norm=False),
+}
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("name", ODD_ENCODERS)
+def test_whatever_a_configuration_says_is_computed(name: str, instructions: str) -> None:
+    """At the edges of what `unsound` lets through."""
+    config = ODD_ENCODERS[name]
+    assert not [*unsound(config)]
+    net, rows = network(config), rows_of([(tokens, 0, []) for tokens in texts(config)], last_only=False)
+    executor = NativeExecutor(net, precision="float32", threads=2, instructions=instructions)
+    torch.testing.assert_close(executor.step(rows), TorchExecutor(net).step(rows), rtol=2e-4, atol=2e-4)
+
+
+def pieces(choice: random.Random, length: int) -> Iterator[int]:
+    """Cuts a text into chunks of random size."""
+    while length:
+        count = min(choice.choice([1, 1, 2, 3, 7, 16, 64, 200]), length)
+        yield count
+        length -= count
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("name", GENERATORS)
+def test_batch_chunks_and_threads_change_nothing(name: str, instructions: str, precision: Precision) -> None:
+    """To the bit: texts alone and whole, against texts in random chunks in random company, in other blocks."""
+    config = GENERATORS[name]
+    net, last = network(config), head(config)
+
+    def made(threads: int) -> NativeExecutor:
+        return NativeExecutor(
+            net, last, precision=precision, block_count=BLOCKS, threads=threads, instructions=instructions
+        )
+
+    alone = made(1)
+    expected = [
+        alone.step(rows_of([(tokens, 0, table)], last_only=False)).clone()
+        for tokens, table in zip(texts(config), tables(LENGTHS, random.Random(1)), strict=True)
+    ]
+    for threads in (2, 3) if instructions != "portable" else (3,):  # the slowest; who does what is decided alike
+        choice, executor = random.Random(threads), made(threads)
+        places = tables(LENGTHS, choice)
+        cuts = [list(pieces(choice, length)) for length in LENGTHS]
+        found: list[list[Tensor]] = [[] for _ in LENGTHS]
+        done = [0] * len(LENGTHS)
+        while any(cuts):
+            members = [n for n in range(len(LENGTHS)) if cuts[n] and choice.random() < 0.8]
+            parts = []
+            for n in members:
+                count = cuts[n].pop(0)
+                used = -(-(done[n] + count) // 16)
+                parts.append((texts(config)[n][done[n] : done[n] + count], done[n], places[n][:used]))
+                done[n] += count
+            if parts:
+                rows = rows_of(parts, last_only=False)
+                logits = executor.step(rows).clone()
+                for n, start, end in zip(members, rows.starts, rows.starts[1:], strict=False):
+                    found[n].append(logits[start:end])
+        for n in range(len(LENGTHS)):
+            assert torch.equal(torch.cat(found[n]), expected[n]), f"text {n} of {LENGTHS[n]} tokens"
+
+
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("name", ENCODERS)
+def test_company_changes_no_text(name: str, instructions: str, precision: Precision) -> None:
+    config = ENCODERS[name]
+    net, asked = network(config), texts(config)
+    executor = NativeExecutor(net, precision=precision, threads=2, instructions=instructions)
+    together = executor.step(rows_of([(tokens, 0, []) for tokens in asked], last_only=False)).clone()
+    starts = list(accumulate(LENGTHS, initial=0))
+    single = NativeExecutor(net, precision=precision, threads=1, instructions=instructions)
+    for n, tokens in enumerate(asked):
+        alone = single.step(rows_of([(tokens, 0, [])], last_only=False))
+        assert torch.equal(alone, together[starts[n] : starts[n + 1]])
+
+
+def multiplied(pack: Packed, linear: nn.Linear, x: Tensor) -> Tensor:
+    packed = pack.linear([linear])
+    padded = torch.zeros(x.size(0), packed.inputs)
+    padded[:, : x.size(1)] = x
+    out = torch.empty(x.size(0), packed.outputs)
+    pack.library.polyhead_multiply(packed, padded.data_ptr(), x.size(0), out.data_ptr())
+    return out[:, : linear.out_features]
+
+
+def whole_numbers(choice: torch.Generator, *shape: int) -> Tensor:
+    """From -127 to 127, each span of a row reaching 127, so each group does: their scales are 1."""
+    values = torch.randint(-127, 128, shape, generator=choice).float()
+    values[:, ::16] = 127
+    return values
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize(("inputs", "outputs"), [(64, 32), (192, 77), (100, 33)])
+def test_integers_are_multiplied_exactly(instructions: str, inputs: int, outputs: int) -> None:
+    """Bit for bit what plain torch makes of the same whole numbers, the extremes of both bytes included."""
+    choice = torch.Generator().manual_seed(2)
+    linear = nn.Linear(inputs, outputs, bias=False)
+    linear.weight = nn.Parameter(whole_numbers(choice, outputs, inputs))
+    pack = Packed(library(instructions), LLAMA, "int8")
+    for rows in (1, 2, 3, 4, 7, 11, 12, 13, 40):
+        x = whole_numbers(choice, rows, inputs)
+        assert torch.equal(multiplied(pack, linear, x), (x.double() @ linear.weight.double().T).float())
+
+
+@pytest.mark.parametrize("instructions", SETS)
+@pytest.mark.parametrize("spoil", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("precision", ["float32", "int8"])
+def test_what_is_no_number_stays_with_its_sequence(instructions: str, spoil: float, precision: Precision) -> None:
+    """It is not lost among integers, its blocks are named, and whoever is given them next does not notice."""
+    net, last = network(LLAMA), head(LLAMA)
+    with torch.no_grad():
+        net.tokens.weight[7, 3] = spoil
+    executor = NativeExecutor(net, last, precision=precision, block_count=8, threads=2, instructions=instructions)
+    clean = [1, 2, 3, 4]
+    expected = executor.step(rows_of([(clean, 0, [3])])).clone()
+    logits = executor.step(rows_of([([5, 7, 5], 0, [1]), (clean, 0, [2])])).clone()
+    assert not logits[0].isfinite().any()
+    assert executor.likeliest == [-1, int(expected.argmax())]
+    assert torch.equal(logits[1:], expected)
+    assert executor.poisoned == {1}
+    assert torch.equal(executor.step(rows_of([(clean, 0, [1])])), expected)
+    assert not executor.poisoned

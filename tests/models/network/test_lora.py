@@ -1,0 +1,550 @@
+"""Adapters beside a trunk: what peft computes, in company as alone; and nothing of one is left when it is gone."""
+
+import gc
+import shutil
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+import torch
+import transformers as tf
+from torch import Tensor
+
+from polyhead.models.checkpoint import Checkpoint, describe, load
+from polyhead.models.checkpoint.unmerged_adapter import MOST_RANK, Trunk
+from polyhead.models.core.errors import CheckpointError, RowsError, UnsupportedError
+from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.invariant import make_head_invariant, make_invariant
+from polyhead.models.native.library import runnable
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.service.cli.check import checked
+from polyhead.service.config.settings import Settings, SettingsError, read
+from polyhead.service.core.errors import (
+    BadRequest,
+    Conflict,
+    NoRoom,
+    NotFound,
+    StepFailed,
+    Unavailable,
+)
+from polyhead.service.core.request import (
+    Encode,
+    Encoded,
+    Failed,
+    Table,
+    Task,
+)
+from polyhead.service.engine.encoder_worker import Encoder
+from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.engine.head_outputs import Head
+from polyhead.service.runtime.memory_budget import Budget, need_beside
+from polyhead.service.runtime.placement import placed
+from polyhead.service.runtime.registry import Registry
+from tests.models.architectures.test_encoder_families import CASES, saved
+from tests.models.checkpoint.test_merged_adapter import (
+    adapted,
+    classifier,
+    edit,
+    generator,
+    overlay,
+    retensor,
+)
+from tests.service.api.operations.test_admin import Client
+from tests.service.api.operations.test_admin import serving as administering
+from tests.service.runtime.test_registry import serving
+from tests.support import checkpoints
+from tests.support.engine_fakes import ask, finish, generate
+
+TEXT = "A good film"
+IDS = (2, 5, 6, 7, 8, 9, 30, 31, 32, 3)
+EVERYWHERE = ["query", "key", "value", "dense"]
+COMPILED = pytest.mark.skipif(not runnable(), reason="the compiled step is not there")
+Make = Callable[[Checkpoint], Executor]
+
+
+def by_torch(loaded: Checkpoint, blocks: int = 0) -> Executor:
+    head = loaded.head if blocks else None
+    return TorchExecutor(loaded.network, cast(Any, head), block_count=blocks, block_size=16 if blocks else 0)
+
+
+def compiled(loaded: Checkpoint, blocks: int = 0, **options: Any) -> Executor:
+    return NativeExecutor(loaded.network, cast(Any, loaded.head if blocks else None), block_count=blocks, **options)
+
+
+def exact(loaded: Checkpoint, blocks: int = 0) -> Executor:
+    return compiled(loaded, blocks, precision="float32")
+
+
+def narrow(loaded: Checkpoint, blocks: int = 0) -> Executor:
+    return compiled(loaded, blocks, precision="int8", threads=2)
+
+
+def rows(*sequences: Sequence[int], adapters: list[int] | None) -> Rows:
+    starts = list(accumulate(map(len, sequences), initial=0))
+    tables, first = [], 0
+    for sequence in sequences:
+        tables.append(list(range(first, first - (-len(sequence) // 16))))
+        first += len(tables[-1])
+    return Rows(
+        tokens=[token for sequence in sequences for token in sequence],
+        positions=[position for sequence in sequences for position in range(len(sequence))],
+        starts=starts,
+        tables=tables,
+        wanted=list(range(starts[-1])),
+        adapters=adapters,
+    )
+
+
+@torch.inference_mode()
+def states(executor: Executor, number: int, ids: Sequence[int] = IDS) -> Tensor:
+    return executor.step(rows(ids, adapters=[number])).clone()
+
+
+def laid(base: Path, folder: Path) -> tuple[Any, Any, Any]:
+    """A trunk, and what an adapter over it adds."""
+    trunk = Trunk(describe(str(base)))
+    found = trunk.lay(folder)
+    return (found, *trunk.read(found, torch.float32, torch.device("cpu")))
+
+
+MAKES = [by_torch, pytest.param(exact, marks=COMPILED)]
+HEADS: dict[str, tuple[type, str, str]] = {
+    "SEQ_CLS": (tf.AutoModelForSequenceClassification, "classify", "logits"),
+    "TOKEN_CLS": (tf.AutoModelForTokenClassification, "tag", "logits"),
+    "QUESTION_ANS": (tf.AutoModelForQuestionAnswering, "span", ""),
+    "FEATURE_EXTRACTION": (tf.AutoModel, "embed", "last_hidden_state"),
+}
+
+
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("kind", HEADS)
+def test_every_head_of_an_encoder(tiny_embedder: Path, tmp_path: Path, kind: str, make: Make) -> None:
+    auto, task, field = HEADS[kind]
+    model = cast(Any, auto).from_pretrained(tiny_embedder)
+    merged = adapted(model, tmp_path, task_type=kind, target_modules=EVERYWHERE)
+    found, lora, head = laid(tiny_embedder, tmp_path)
+    assert found.what.head.task == task
+    with torch.inference_mode():
+        wanted = merged(torch.tensor([IDS]))
+        wanted = wanted[field] if field else torch.stack((wanted["start_logits"], wanted["end_logits"]), -1)
+        executor = make(load(str(tiny_embedder)))
+        got = states(executor, executor.attach(lora))
+        got = head(got, [0, len(IDS)]) if head is not None and task != "embed" else got
+    assert float((got - wanted.squeeze(0)).abs().max()) < 1e-5
+    assert float((states(executor, 0) - states(executor, 1)).abs().max()) > 1e-2
+    tagged = load(f"{tiny_embedder}+{tmp_path}")  # and merged
+    assert tagged.task == task
+
+
+@pytest.mark.parametrize("make", MAKES)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+def test_generators(tmp_path: Path, tiny_generator: Path, family: str, make: Callable[..., Executor]) -> None:
+    """GPT-2's query, key and value are one matrix, and kept transposed; Llama's MLP has a gate."""
+    base, settings = tiny_generator, {"target_modules": "all-linear"}
+    if family == "gpt2":
+        config = tf.GPT2Config(vocab_size=400, n_embd=32, n_layer=2, n_head=4, n_positions=64)
+        base = checkpoints.save(tf.GPT2LMHeadModel(config), checkpoints.byte_level_bpe(), tmp_path / "base")
+        settings = {"target_modules": ["c_attn", "c_proj", "c_fc"], "fan_in_fan_out": True}
+    merged = adapted(generator(base), tmp_path / "a", task_type="CAUSAL_LM", **settings)
+    _, lora, head = laid(base, tmp_path / "a")
+    assert head is None
+    executor = make(load(str(base)), 8)
+    number = executor.attach(lora)
+    with torch.inference_mode():
+        wanted = merged(torch.tensor([IDS])).logits[0]
+    assert float((states(executor, number) - wanted).abs().max()) < 1e-4
+    assert float((states(executor, 0) - wanted).abs().max()) > 1e-2
+
+
+TARGETS = {
+    "electra": ["query", "value"],
+    "albert": ["query", "ffn"],  # one layer's weights for all
+    "mpnet": ["attn.q", "attn.o"],
+    "modernbert": ["Wqkv", "Wi"],  # three matrices in one, and two
+    "llamaforsequenceclassification": ["q_proj", "up_proj"],
+}
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_families_whose_matrices_lie_otherwise(tmp_path: Path, name: str) -> None:
+    make, kind, foreign = CASES[name if name in CASES and "For" in CASES[name][1].__name__ else f"{name}-classifier"]
+    base = saved(make, kind, tmp_path / "base")
+    adapted(kind.from_pretrained(base), tmp_path / "a", task_type="SEQ_CLS", target_modules=TARGETS[name])
+    _, lora, head = laid(base, tmp_path / "a")
+    merged = load(f"{base}+{tmp_path / 'a'}")
+    with torch.inference_mode():
+        wanted = merged.head(states(by_torch(merged), 0), [0, len(IDS)])
+        for executor in (by_torch(load(str(base))), *([exact(load(str(base)))] if runnable() and not foreign else [])):
+            got = states(executor, executor.attach(lora))
+            assert float((head(got, [0, len(IDS)]) - wanted).abs().max()) < 1e-4
+            assert float((head(states(executor, 0), [0, len(IDS)]) - wanted).abs().max()) > 1e-3
+
+
+def test_distances_are_looked_at_through_what_adapters_change(tmp_path: Path) -> None:
+    make, kind, _ = CASES["deberta-classifier"]
+    base = saved(make, kind, tmp_path / "base")
+    adapted(kind.from_pretrained(base), tmp_path / "a", task_type="SEQ_CLS", target_modules=["value_proj"])
+    with pytest.raises(UnsupportedError, match=r"distances.*load it merged"):
+        laid(base, tmp_path / "a")
+
+
+def several(base: Path, folder: Path) -> list[Any]:
+    """Adapters of different ranks over different products, and one trunk's."""
+    kinds: list[dict[str, Any]] = [
+        {"target_modules": ["query", "value"], "r": 3},
+        {"target_modules": EVERYWHERE, "r": 8},
+        {"target_modules": ["intermediate.dense"], "r": 1, "use_rslora": True},
+    ]
+    trunk = Trunk(describe(str(base)))
+    found = []
+    for number, settings in enumerate(kinds):
+        adapted(tf.AutoModel.from_pretrained(base), folder / str(number), **settings)
+        found.append(trunk.read(trunk.lay(folder / str(number)), torch.float32, torch.device("cpu"))[0])
+    return found
+
+
+LENGTHS = (5, 40, 1, 33, 17, 150, 20, 2, 9)
+
+
+def company(numbers: list[int]) -> tuple[list[list[int]], list[int]]:
+    texts = [[(7 * place + 3 * number) % 97 + 5 for place in range(length)] for number, length in enumerate(LENGTHS)]
+    return texts, [numbers[index % len(numbers)] for index in range(len(LENGTHS))]
+
+
+@pytest.mark.parametrize("make", [*MAKES, pytest.param(narrow, marks=COMPILED)])
+def test_in_company_as_alone(tiny_embedder: Path, tmp_path: Path, make: Make) -> None:
+    """To the bit where a step's answers never depend on its company."""
+    executor = make(load(str(tiny_embedder)))
+    numbers = [executor.attach(lora) for lora in several(tiny_embedder, tmp_path)]
+    texts, each = company([0, *numbers])
+    with torch.inference_mode():
+        together = executor.step(rows(*texts, adapters=each)).clone().split(LENGTHS)
+        last = replace(rows(*texts, adapters=each), wanted=[end - 1 for end in accumulate(LENGTHS)])
+        ends = executor.step(last).clone()
+    bound = 1e-5 if make is by_torch else 0.0
+    for text, number, got, end in zip(texts, each, together, ends, strict=True):
+        assert float((states(executor, number, text) - got).abs().max()) <= bound
+        assert float((got[-1] - end).abs().max()) <= bound
+
+
+@COMPILED
+def test_narrow_weights_lose_no_more_than_merged_ones(tiny_embedder: Path, tmp_path: Path) -> None:
+    executor, plain = narrow(load(str(tiny_embedder))), by_torch(load(str(tiny_embedder)))
+    for index, lora in enumerate(several(tiny_embedder, tmp_path)):
+        number, wanted = executor.attach(lora), states(plain, plain.attach(lora))
+        merged = states(narrow(load(f"{tiny_embedder}+{tmp_path / str(index)}")), 0)
+        lost, usual = ((got - wanted).abs().mean() for got in (states(executor, number), merged))
+        assert float(lost) < 1.5 * float(usual)
+
+
+@pytest.mark.parametrize("make", MAKES)
+def test_what_is_detached_is_gone(tiny_embedder: Path, tmp_path: Path, make: Make) -> None:
+    executor = make(load(str(tiny_embedder)))
+    first, second, _ = several(tiny_embedder, tmp_path)
+    kept = weakref.ref(next(iter(second.values())).a)
+    numbers = executor.attach(first), executor.attach(second)
+    before = states(executor, numbers[0])
+    del second
+    executor.detach(numbers[1])
+    gc.collect()
+    assert kept() is None
+    assert torch.equal(states(executor, numbers[0]), before)
+    assert executor.attach(first) not in numbers
+    with pytest.raises(RowsError, match="is not attached"):
+        states(executor, numbers[1])
+
+
+def test_deterministic_torch_refuses_by_name(tiny_embedder: Path, tmp_path: Path) -> None:
+    loaded = load(str(tiny_embedder))
+    make_invariant(loaded.network, loaded.head)
+    with pytest.raises(UnsupportedError, match=r"held to the bit.*load it merged"):
+        by_torch(loaded).attach(several(tiny_embedder, tmp_path)[0])
+
+
+# Workers
+
+
+def reader(base: Path, folder: Path, kinds: Sequence[str]) -> tuple[Encoder, list[int]]:
+    """An encoder with an adapter of each kind."""
+    trunk, loaded = Trunk(describe(str(base))), load(str(base))
+    make = exact if runnable() else by_torch
+    worker = Encoder(make(loaded), cast(Head, loaded.head), model="base", task=loaded.task, token_budget=400)
+    numbers = []
+    for index, kind in enumerate(kinds):
+        model = cast(Any, HEADS[kind][0]).from_pretrained(base)
+        adapted(model, folder / str(index), task_type=kind, target_modules=["query", "value"], r=2 + index)
+        found = trunk.lay(folder / str(index))
+        lora, head = trunk.read(found, torch.float32, torch.device("cpu"))
+        if head is not None:
+            make_head_invariant(head)
+        numbers.append(worker.attach(lora, cast(Task, found.what.head.task), cast(Any, head)))
+    return worker, numbers
+
+
+def test_one_step_for_all_adapters_each_read_by_its_head(tiny_embedder: Path, tmp_path: Path) -> None:
+    worker, numbers = reader(tiny_embedder, tmp_path, ["SEQ_CLS", "TOKEN_CLS", "FEATURE_EXTRACTION", "SEQ_CLS"])
+    texts, each = company([0, *numbers])
+    requests = [Encode(str(n), tuple(text), adapter=each[n]) for n, text in enumerate(texts)]
+    requests.append(Encode("rows", tuple(texts[1]), rows=(3, 9), adapter=numbers[1]))
+    requests.append(Encode("raw", tuple(texts[1]), raw=True, adapter=numbers[0]))
+    tickets = ask(worker, *requests)
+    reports = finish(worker)
+    assert len(reports) == 1
+    for request, ticket in zip(requests, tickets, strict=True):
+        [alone] = ask(worker, request)
+        finish(worker)
+        if runnable():
+            assert alone.events == ticket.events
+        answer = ticket.events[0]
+        if request.adapter == numbers[1]:
+            assert isinstance(answer, Table)
+            assert answer.scores.shape[0] == len(request.rows or request.tokens)
+        else:
+            assert isinstance(answer, Encoded)
+            assert len(answer.values) == (2 if request.adapter in (numbers[0], numbers[3]) else 32)
+    worker.detach(numbers[0])
+    with pytest.raises(KeyError):
+        ask(worker, requests[-1])
+
+
+def test_an_adapter_that_computes_no_numbers_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
+    worker, _ = reader(tiny_embedder, tmp_path, [])
+    lora = {name: replace(low, b=low.b * 1e38) for name, low in several(tiny_embedder, tmp_path)[1].items()}
+    with pytest.raises(StepFailed, match="not finite"):
+        worker.attach(lora, "embed", None)
+    [ticket] = ask(worker, Encode("e", IDS))
+    finish(worker)
+    assert not isinstance(ticket.events[-1], Failed)
+
+
+def test_no_prefix_is_shared_between_adapters(tiny_generator: Path, tmp_path: Path) -> None:
+    worker = Generator((exact if runnable() else by_torch)(load(str(tiny_generator)), 64), model="base")  # type: ignore[operator]
+    merged, numbers = [], []
+    for seed, targets in enumerate((["q_proj", "v_proj"], ["gate_proj", "down_proj"])):
+        settings = {"task_type": "CAUSAL_LM", "target_modules": targets, "r": 4 + seed}
+        merged.append(adapted(generator(tiny_generator), tmp_path / str(seed), **settings))
+        numbers.append(worker.attach(laid(tiny_generator, tmp_path / str(seed))[1]))
+    prompt = tuple(range(20, 60))
+    said = {}
+    for number in (0, *numbers):
+        for cached in (0, 32):
+            [ticket] = ask(worker, generate(prompt, 6, adapter=number))
+            finish(worker)
+            assert ticket.events[-1].cached_tokens == cached  # type: ignore[union-attr]
+            assert said.setdefault(number, ticket.tokens) == ticket.tokens
+    for number, model in zip(numbers, merged, strict=True):
+        [wanted] = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+        assert said[number] == wanted[len(prompt) :].tolist()
+    tickets = ask(worker, *(generate(prompt, 6, adapter=number) for number in (0, *numbers)))
+    finish(worker)
+    assert [ticket.tokens for ticket in tickets] == list(said.values())
+
+
+# What can only be merged, and what is wrong
+
+
+@pytest.fixture
+def spam(tiny_embedder: Path, tmp_path: Path) -> Path:
+    """A classifier over the embedder."""
+    adapted(classifier(tiny_embedder, 2), tmp_path / "spam", task_type="SEQ_CLS", target_modules=["query", "value"])
+    overlay(tmp_path / "spam", "ham", "spam")
+    return tmp_path / "spam"
+
+
+def test_bad_adapters(tiny_embedder: Path, tiny_generator: Path, spam: Path, tmp_path: Path) -> None:
+    def bad(**changes: Any) -> Path:
+        folder = tmp_path / "bad"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(spam, folder)
+        edit(folder, **changes)
+        return folder
+
+    trunk = Trunk(describe(str(tiny_embedder)))
+    with pytest.raises(UnsupportedError, match="use_dora"):
+        trunk.lay(bad(use_dora=True))
+    adapted(generator(tiny_generator), tmp_path / "other", target_modules=["q_proj"])
+    with pytest.raises(CheckpointError, match=r"no tensor model\.layers\.0.*to merge it into"):
+        trunk.lay(tmp_path / "other")
+    adapted(classifier(tiny_generator), tmp_path / "judge", task_type="SEQ_CLS", target_modules=["q_proj"])
+    talking = Trunk(describe(str(tiny_generator)))
+    with pytest.raises(UnsupportedError, match=r"it is to classify.*is to generate.*load it merged"):
+        talking.lay(tmp_path / "judge")
+    name = "base_model.model.bert.encoder.layer.0.attention.self.query.lora_{}.weight"
+
+    def high(tensors: dict[str, Tensor]) -> None:
+        tensors[name.format("A")], tensors[name.format("B")] = torch.zeros(300, 32), torch.zeros(32, 300)
+
+    folder = bad(rank_pattern={"layer.0.attention.self.query": 300})
+    retensor(folder, high)
+    with pytest.raises(UnsupportedError, match=f"its rank is 300, and at most {MOST_RANK}"):
+        trunk.lay(folder)
+
+    def norm(tensors: dict[str, Tensor]) -> None:
+        tensors["base_model.model.bert.embeddings.LayerNorm.weight"] = torch.ones(32)
+
+    folder = bad()
+    retensor(folder, norm)
+    with pytest.raises(UnsupportedError, match=r"it changes embedding_norm\.weight, which all adapters.*merged"):
+        trunk.lay(folder)
+    assert load(f"{tiny_embedder}+{folder}").task == "classify"
+
+
+def test_what_heads_have_of_the_trunk_is_there_once(tiny_embedder: Path, spam: Path, tmp_path: Path) -> None:
+    shutil.copytree(spam, tmp_path / "copy")
+    trunk = Trunk(describe(str(tiny_embedder)))
+    heads = [
+        trunk.read(trunk.lay(folder), torch.float32, torch.device("cpu"))[1] for folder in (spam, tmp_path / "copy")
+    ]
+    one, other = (cast(Any, head) for head in heads)
+    assert one.dense.weight is other.dense.weight
+    assert one.out.weight is not other.out.weight
+
+
+# Served
+
+
+def test_settings_name_trunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(read({"models": ["base:a=./a", "base=./b"]}).models) == ["base:a", "base"]
+    for name in ("base:", ":a", "base:a:b", "base:-a"):
+        with pytest.raises(SettingsError, match="is no name"):
+            read({"models": [f"{name}=./a", "base=./b"]})
+    with pytest.raises(SettingsError, match="'base:a' is an adapter of 'base', which is not served"):
+        read({"models": ["base:a=./a"]})
+    with pytest.raises(SettingsError, match="is no name"):
+        read({"api_keys": ["a:b=a-long-secret-key"]})
+
+
+async def answer(served: Registry, name: str, tokens: tuple[int, ...] = IDS) -> Any:
+    model = next(model for model in served.models() if model.name == name)
+    [stream] = served.submit(model, [Encode(name, tokens, adapter=model.adapter)])
+    return await anext(stream)
+
+
+def test_a_trunk_and_its_adapters_are_models(tiny_embedder: Path, spam: Path, tmp_path: Path) -> None:
+    adapted(
+        tf.AutoModelForTokenClassification.from_pretrained(tiny_embedder, num_labels=5),
+        tmp_path / "tags",
+        task_type="TOKEN_CLS",
+        target_modules=["key"],
+    )
+
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        base, judge, tags = (
+            next(m for m in served.models() if m.name == n) for n in ("base", "base:spam", "base:tags")
+        )
+        assert (base.task, judge.task, tags.task) == ("embed", "classify", "tag")
+        assert (judge.labels, len(tags.labels)) == (("ham", "spam"), 5)
+        assert judge.tokenizer is base.tokenizer
+        known = {each.name: each for each in served.known()}
+        assert 0 < known["base:spam"].memory < known["base"].memory / 10
+        alone = [await answer(served, name) for name in ("base", "base:spam")]
+        streams = [
+            served.submit(model, [Encode(f"{n}", IDS, adapter=model.adapter) for n in range(3)])
+            for model in (base, judge, tags)
+        ]
+        answers = [await anext(stream) for each in streams for stream in each]
+        for together, one in zip(answers[:6:3], alone, strict=True):
+            assert together.values == pytest.approx(one.values, abs=1e-5)
+        served.alias("filter", "base:spam")
+        assert served.resolve("filter", ["classify"]) is judge
+        with pytest.raises(Conflict, match="base has adapters: base:spam, base:tags"):
+            served.unload("base", 0)
+        with pytest.raises(Conflict, match="base has adapters"):
+            served.reload("base", "", 0)
+        with pytest.raises(Conflict, match="base:spam has aliases"):
+            served.unload("base:spam", 0)
+        with pytest.raises(NotFound, match="nobody"):
+            served.load("nobody:spam", str(spam))
+        with pytest.raises(BadRequest, match="BASE:spam"):
+            served.load("spam", str(spam), merge=True)
+
+    models = {"base:spam": spam, "base": tiny_embedder, "base:tags": tmp_path / "tags"}
+    serving(models, act)
+
+
+def test_what_adapters_take_is_told_before(tiny_embedder: Path, spam: Path) -> None:
+    models = {"base": str(tiny_embedder), "base:spam": str(spam)}
+    found = checked(Settings(models=models))
+    assert found.fits
+    assert "base:spam" in found.said
+    needed = need_beside("base:spam", Trunk(describe(str(tiny_embedder))).lay(spam), placed(Settings()))
+    assert 2 * 2 * 2 * 4 * 32 * 4 < needed.total < 20_000  # queries and values of two layers, of rank 4
+    with pytest.raises(NoRoom, match="base:spam needs 1 MiB, and 1 of 1 MiB are free"):
+        Budget(1000, Settings()).take_beside(needed)
+
+
+def test_a_broken_adapter_leaves_the_others_alone(tiny_embedder: Path, spam: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        assert [model.name for model in served.models()] == ["base", "base:spam"]
+        assert "adapter_config.json" in served.states()["base:cut"].why
+        assert "could not be loaded" in served.states()["lost:spam"].why
+
+    models = {
+        "base": tiny_embedder,
+        "base:cut": tiny_embedder,
+        "lost": "/nowhere",
+        "lost:spam": spam,
+        "base:spam": spam,
+    }
+    serving(models, act)
+
+
+def test_an_adapter_comes_and_goes_while_its_trunk_serves(tiny_embedder: Path, spam: Path) -> None:
+    async def predict(client: Client, name: str) -> Any:
+        return await client.ask("POST", f"/models/{name}/predict", {"inputs": TEXT})
+
+    async def act(client: Client) -> None:
+        assert (await predict(client, "base:spam")).status_code == 404
+        refused = await client.ask("POST", "/admin/models", {"name": "none:spam", "source": str(spam)})
+        assert refused.status_code == 404
+        before = (await client.ask("GET", "/admin/models")).json()["memory"]["free_bytes"]
+        loaded = await client.ask("POST", "/admin/models", {"name": "base:spam", "source": str(spam)})
+        assert (loaded.status_code, loaded.json()["task"]) == (200, "classify")
+        scores = (await predict(client, "base:spam")).json()
+        assert {label["label"] for label in scores} == {"ham", "spam"}
+        assert await client.metric('polyhead_requests_total{model="base:spam",outcome="done",task="classify"}') == "1.0"
+        again = await client.ask("POST", "/admin/models/base:spam/reload")
+        assert again.status_code == 200
+        assert (await predict(client, "base:spam")).json() == scores
+        body = {"name": "base:own", "source": str(spam), "merge": True}
+        assert (await client.ask("POST", "/admin/models", body)).json()["source"].endswith(f"+{spam}")
+        own = {label["label"]: label["score"] for label in (await predict(client, "base:own")).json()}
+        assert own == pytest.approx({label["label"]: label["score"] for label in scores}, abs=1e-5)
+        assert (await client.ask("DELETE", "/admin/models/base")).status_code == 409
+        for name in ("base:spam", "base:own"):
+            assert (await client.ask("DELETE", f"/admin/models/{name}?drain_seconds=0")).status_code == 200
+            assert (await predict(client, name)).status_code == 404
+        assert (await client.ask("GET", "/admin/models")).json()["memory"]["free_bytes"] == before
+        embedded = await client.ask("POST", "/models/base/embed", {"inputs": TEXT})
+        assert embedded.status_code == 200
+        assert (await client.ask("DELETE", "/admin/models/base")).status_code == 200
+
+    administering(act, {"base": tiny_embedder})
+
+
+def test_what_runs_when_an_adapter_goes_ends(tiny_generator: Path, tmp_path: Path) -> None:
+    adapted(generator(tiny_generator), tmp_path, task_type="CAUSAL_LM", target_modules=["q_proj"])
+
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        _, model = served.models()
+        [stream] = served.submit(model, [generate(IDS, 200, adapter=model.adapter)])
+        change = served.unload("base:a", 0)
+        await change.end()
+        *_, last = [event async for event in stream]
+        assert isinstance(last, Failed)
+        assert "base:a" in last.error.message
+        with pytest.raises(Unavailable, match="taken away"):
+            served.submit(model, [generate(IDS, 2, adapter=model.adapter)])
+        base = served.resolve("base", ["generate"])
+        [stream] = served.submit(base, [generate(IDS, 2)])
+        assert not isinstance([event async for event in stream][-1], Failed)
+
+    serving({"base": tiny_generator, "base:a": tmp_path}, act)

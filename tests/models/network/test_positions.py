@@ -1,0 +1,176 @@
+"""Distances in scores: ALiBi and Shaw's vectors equal their formulas, key by key, packed and over the cache."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+from polyhead.models.core.errors import InvarianceError, UnsupportedError
+from polyhead.models.executors.contract import Rows
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.invariant import make_invariant
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import unfit
+from polyhead.models.network.heads import LanguageHead
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.positions import LinearBias
+from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.transformer import Transformer
+from polyhead.models.network.varlen import suits
+
+SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34], [40]]
+SHAPE: dict[str, Any] = dict(
+    vocab_size=50,
+    width=24,
+    depth=2,
+    heads=6,
+    kv_heads=6,
+    head_width=8,
+    mlp_width=32,
+    max_positions=64,
+)
+CONFIGS = {
+    f"{position}{sight}{name}": ModelConfig(**SHAPE | more, position=position, farthest=3, causal=not sight)
+    for position in ("alibi", "relative")
+    for sight in ("", "-both-ways")
+    for name, more in {
+        "": {},
+        "-grouped": dict(kv_heads=2),
+        "-windowed": dict(window=4, windowed=(True, False)),
+    }.items()
+}
+CAUSAL = [name for name, config in CONFIGS.items() if config.causal]
+
+
+def network(config: ModelConfig) -> Transformer:
+    torch.manual_seed(0)
+    made = Transformer(config).eval()
+    for parameter in made.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    return made
+
+
+def rate(head: int, heads: int) -> float:
+    """Of ALiBi, as the paper says it of 2^n heads, and its code of others."""
+    whole = 2 ** (heads.bit_length() - 1)
+    return 2.0 ** (-8 * (head + 1) / whole) if head < whole else 2.0 ** (-8 * (2 * (head - whole) + 1) / (2 * whole))
+
+
+def looked(attention: Any, x: Tensor, config: ModelConfig, layer: int) -> Tensor:
+    """What a layer makes of one sequence, one row, head and key after the other."""
+    query, key, value = (made(x).unflatten(1, (-1, 8)) for made in (attention.query, attention.key, attention.value))
+    out = torch.zeros(len(x), config.heads, 8)
+    for i in range(len(x)):
+        window = 4 if config.is_windowed(layer) else 99
+        seen = [j for j in range(len(x)) if abs(i - j) < window and (j <= i or not config.causal)]
+        for h in range(config.heads):
+            shared = h * config.kv_heads // config.heads
+            keys, values = ([part[j, shared] for j in seen] for part in (key, value))
+            lost = [0.0] * len(seen)
+            if config.position == "relative":
+                at = [max(-3, min(3, j - i)) + 3 for j in seen]
+                keys = [k + attention.relative.keys.weight[c] for k, c in zip(keys, at, strict=True)]
+                values = [v + attention.relative.values.weight[c] for v, c in zip(values, at, strict=True)]
+            else:
+                lost = [rate(h, config.heads) * abs(i - j) for j in seen]
+            scores = [query[i, h].dot(k) / 8**0.5 - minus for k, minus in zip(keys, lost, strict=True)]
+            out[i, h] = torch.stack(scores).softmax(0) @ torch.stack(values)
+    done: Tensor = attention.output(out.flatten(1))
+    return done
+
+
+def dense(made: Any, sequence: list[int]) -> Tensor:
+    x = made.tokens(torch.tensor(sequence))
+    for layer, block in enumerate(made.blocks):
+        x = x + looked(block.attention, block.attention_norm(x), made.config, layer)
+        x = x + block.mlp.down(F.gelu(block.mlp.up(block.mlp_norm(x))))
+    done: Tensor = made.final_norm(x)
+    return done
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_packed_equals_the_formula_of_each_sequence_alone(name: str) -> None:
+    made = network(CONFIGS[name])
+    states = made(Ragged.of(SEQUENCES))
+    assert torch.allclose(states, torch.cat([dense(made, sequence) for sequence in SEQUENCES]), atol=1e-5)
+    assert torch.allclose(made(Ragged.of(SEQUENCES[:1])), states[: len(SEQUENCES[0])], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CAUSAL)
+@pytest.mark.parametrize("block_size", [1, 4])
+@torch.no_grad()
+def test_chunks_over_the_cache_equal_the_whole(name: str, block_size: int) -> None:
+    made = network(CONFIGS[name])
+    head = LanguageHead(CONFIGS[name])
+    executor = TorchExecutor(made, head, block_count=40, block_size=block_size)
+    free = list(range(40))
+    tables = [[free.pop() for _ in range(-(-len(s) // block_size))] for s in SEQUENCES]
+    done, collected = [0] * 4, [[torch.empty(0, 50)] for _ in SEQUENCES]
+    for step in ({0: 4}, {0: 1, 1: 2}, {0: 2, 1: 1, 2: 3, 3: 1}, {0: 1, 2: 1}, {0: 1, 2: 1}):
+        rows = Rows([], [], [0], [], [])
+        for n, count in step.items():
+            span = range(done[n], done[n] + count)
+            rows.tokens.extend(SEQUENCES[n][p] for p in span)
+            rows.positions.extend(span)
+            rows.starts.append(len(rows.tokens))
+            rows.tables.append(tables[n])
+            done[n] += count
+        rows.wanted.extend(range(len(rows.tokens)))
+        logits = executor.step(rows)
+        for i, n in enumerate(step):
+            collected[n].append(logits[rows.starts[i] : rows.starts[i + 1]])
+    assert done == [len(sequence) for sequence in SEQUENCES]
+    whole = head(made(Ragged.of(SEQUENCES)))
+    assert torch.allclose(torch.cat([torch.cat(rows) for rows in collected]), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@torch.no_grad()
+def test_distances_make_a_difference(name: str) -> None:
+    """The same tokens in another order have other states: nothing else says where a token is."""
+    made = network(CONFIGS[name])
+    states = made(Ragged.of([[5, 5, 6, 7], [5, 6, 5, 7]]))
+    assert float((states[3] - states[7]).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("heads", [1, 2, 6, 8, 12, 16])
+def test_rates_are_those_of_the_authors(heads: int) -> None:
+    theirs = build_alibi_tensor(torch.ones(1, 2), heads, torch.float32)[:, 0, 1]  # of position 1
+    assert torch.allclose(LinearBias(heads).rates, theirs)
+    assert [round(1 / rate) for rate in LinearBias(8).rates.tolist()] == [2, 4, 8, 16, 32, 64, 128, 256]
+
+
+def test_vectors_learn_from_all_their_distances() -> None:
+    made = network(CONFIGS["relative-both-ways"])
+    made(Ragged.of(SEQUENCES)).square().sum().backward()
+    for block in made.blocks:
+        for table in (block.attention.relative.keys, block.attention.relative.values):  # type: ignore[union-attr]
+            assert (table.weight.grad.abs().amax(1) > 0).all()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("position", "reason"), [("alibi", "scores have a bias"), ("relative", "keys and values differ")]
+)
+def test_what_cannot_compute_them_says_so(position: str, reason: str) -> None:
+    config = CONFIGS[position]
+    assert reason in unfit(config)
+    assert not suits(config)
+    assert suits(replace(config, position="learned"))
+    with pytest.raises(UnsupportedError, match=reason):
+        NativeExecutor(network(config), precision="float32")
+
+
+@torch.no_grad()
+def test_a_bias_is_held_to_the_bit_and_vectors_are_refused() -> None:
+    made, plain = network(CONFIGS["alibi-grouped"]), network(CONFIGS["alibi-grouped"])
+    make_invariant(made, LanguageHead(made.config))
+    together = made(Ragged.of(SEQUENCES))
+    assert torch.allclose(together, plain(Ragged.of(SEQUENCES)), atol=1e-5)
+    assert torch.equal(together, torch.cat([made(Ragged.of([sequence])) for sequence in SEQUENCES]))
+    with pytest.raises(InvarianceError, match="scores of distances' vectors"):
+        make_invariant(network(CONFIGS["relative"]), LanguageHead(CONFIGS["relative"]))

@@ -1,0 +1,471 @@
+"""Attention in place and recorded steps: all but the kernel and the recording, which plain torch stands in for here.
+
+What needs a GPU is at the end, and is left out where there is none.
+"""
+
+import inspect
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyhead.models.checkpoint.default_precision import Suited
+from polyhead.models.core.errors import InvarianceError
+from polyhead.models.executors.contract import Rows
+from polyhead.models.executors.cuda_graphs import InPlace, Run, sizes
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.executors.workspace import block_bytes
+from polyhead.models.invariant import make_invariant, prove_kernel
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.varlen import (
+    PAGE,
+    found,
+    hindrance,
+    refuted,
+)
+from polyhead.service.config.settings import Settings
+from polyhead.service.core.request import Done, Generate, Sampling
+from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.engine.worker import Course
+from polyhead.service.runtime import placement as place
+from polyhead.service.runtime.executor_choice import called, executor_of
+from polyhead.service.runtime.memory_budget import Sized, need
+from polyhead.service.runtime.placement import placed
+from tests.models.native.test_step import (
+    BLOCKS,
+    ENCODERS,
+    GENERATORS,
+    LLAMA,
+    head,
+    network,
+    rows_of,
+    tables,
+    texts,
+    whole,
+)
+
+CPU = torch.device("cpu")
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cu_seq_q: Tensor,
+    cu_seq_k: Tensor,
+    max_q: int,
+    max_k: int,
+    *,
+    scale: float | None = None,
+    window_size: tuple[int, int] = (-1, -1),
+    enable_gqa: bool = False,
+    seqused_k: Tensor | None = None,
+    block_table: Tensor | None = None,
+    num_splits: int | None = None,
+) -> Tensor:
+    """torch.nn.attention.varlen.varlen_attn on a CPU, one row after the other, as strict about what it is given.
+
+    A row's numbers are computed from its own keys alone, so they are the same to the bit whatever is beside it.
+    """
+    integers = [cu_seq_q, cu_seq_k, *(part for part in (seqused_k, block_table) if part is not None)]
+    assert all(part.dtype == torch.int32 and part.is_contiguous() for part in integers)
+    assert num_splits == 1
+    assert enable_gqa or query.size(1) == key.size(-2)
+    assert cu_seq_q[0] == 0
+    assert cu_seq_q[-1] == len(query)
+    assert len(cu_seq_q) == len(cu_seq_k)
+    assert (block_table is None) == (seqused_k is None) == (key.dim() == 3)
+    out = torch.empty_like(query)
+    for n, (start, end) in enumerate(pairwise(cu_seq_q.tolist())):
+        first, last = cu_seq_k[n : n + 2].tolist()
+        assert end - start <= max_q
+        assert last - first <= max_k
+        keys, values = key[first:last] if block_table is None else key, value
+        if block_table is None:
+            values = value[first:last]
+        else:
+            assert seqused_k is not None
+            assert seqused_k[n] == last - first
+            pages = block_table[n, : -(-(last - first) // key.size(1))].long()
+            keys, values = (kept[pages].flatten(0, 1)[: last - first] for kept in (key, value))
+        for row in range(start, end):
+            at = last - first - (end - row)
+            low = max(at - window_size[0], 0) if window_size[0] >= 0 else 0
+            high = at + window_size[1] + 1 if window_size[1] >= 0 else last - first
+            out[row] = one_row(query[row], keys[low:high], values[low:high], scale)
+    return out
+
+
+def one_row(query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
+    """[H, D] over [K, KV, D]."""
+    folded = query.float().view(key.size(1), -1, query.size(1))  # [KV, S, D]
+    scores = torch.einsum("ksd,tkd->kst", folded, key.float()) * (query.size(1) ** -0.5 if scale is None else scale)
+    return torch.einsum("kst,tkd->ksd", scores.softmax(dim=-1), value.float()).reshape(query.shape).to(query.dtype)
+
+
+class Recorder:
+    """Records nothing: every replay computes again, over the same memory."""
+
+    def __init__(self) -> None:
+        self.recorded = self.replayed = 0
+
+    def __call__(self, run: Run) -> Run:
+        self.recorded += 1
+
+        def replay() -> Any:
+            self.replayed += 1
+            return run()
+
+        return replay
+
+
+def in_place(config: ModelConfig, talking: int = 0, blocks: int = BLOCKS) -> tuple[TorchExecutor, Recorder]:
+    recorder = Recorder()
+    how = InPlace(attention, talking, recorder)
+    return TorchExecutor(network(config), head(config), block_count=blocks, block_size=16, in_place=how), recorder
+
+
+# The executor
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_equals_groups(name: str) -> None:
+    config = GENERATORS[name]
+    grouped = TorchExecutor(network(config), head(config), block_count=BLOCKS, block_size=16)
+    torch.testing.assert_close(whole(config, in_place(config)[0]), whole(config, grouped), rtol=2e-4, atol=2e-4)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_equals_groups(name: str) -> None:
+    config = ENCODERS[name]
+    net, asked = network(config), texts(config)
+    rows = rows_of([(tokens, 0, []) for tokens in asked], last_only=False)
+    if config.segments:
+        rows = replace(rows, segments=[i % 2 for i in range(len(rows.tokens))])
+    executor = TorchExecutor(net, in_place=InPlace(attention))
+    for wanted in (rows.wanted, rows.wanted[::7]):
+        some = replace(rows, wanted=wanted)
+        torch.testing.assert_close(executor.step(some), TorchExecutor(net).step(some), rtol=2e-4, atol=2e-4)
+    assert executor.padding(rows) == 0
+
+
+def test_in_half_precision() -> None:
+    net, last = network(LLAMA).bfloat16(), head(LLAMA).bfloat16()
+    executor = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=InPlace(attention, 4, Recorder()))
+    expected = whole(LLAMA, TorchExecutor(network(LLAMA), head(LLAMA), block_count=BLOCKS, block_size=16))
+    found = whole(LLAMA, executor)
+    assert found.dtype == torch.float32
+    assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+
+
+def schedule(seed: int, config: ModelConfig, most: int) -> Iterator[tuple[Rows, list[int]]]:
+    """Steps of a server: texts come and go, in chunks at first, then token by token; and whose rows they are."""
+    choice = random.Random(seed)
+    lengths = [choice.choice((1, 3, 17, 40)) for _ in range(3 * most)]
+    asked = texts(config, tuple(lengths))
+    places, done = tables(tuple(lengths), choice), [0] * len(lengths)
+    while left := [n for n in range(len(lengths)) if done[n] < lengths[n]][:most]:
+        members = left if choice.random() < 0.6 else choice.sample(left, choice.randint(1, len(left)))
+        parts = []
+        for n in members:
+            count = 1 if choice.random() < 0.95 else min(9, lengths[n] - done[n])
+            parts.append((asked[n][done[n] : done[n] + count], done[n], places[n][: (done[n] + count - 1) // 16 + 1]))
+            done[n] += count
+        yield rows_of(parts), members
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma", "gpt2"])
+def test_recorded_steps_equal_plain_ones(name: str) -> None:
+    config = GENERATORS[name]
+    executor, recorder = in_place(config, talking=11)
+    plain, _ = in_place(config)
+    grouped = TorchExecutor(network(config), head(config), block_count=BLOCKS, block_size=16)
+    steps = list(schedule(1, config, most=11))
+    for rows, _ in steps:
+        logits = executor.step(rows).clone()
+        torch.testing.assert_close(logits, plain.step(rows), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(logits, grouped.step(rows), rtol=5e-4, atol=5e-4)
+    decoding = [rows for rows, _ in steps if len(rows.tokens) == len(rows.tables)]
+    assert 10 < recorder.replayed == len(decoding) < len(steps)
+    assert recorder.recorded == len({executor.padding(rows) + len(rows.tokens) for rows in decoding}) > 2
+    assert not executor.poisoned
+
+
+def test_steps_are_padded_to_a_recorded_number() -> None:
+    assert sizes(1) == [1]
+    assert sizes(64) == [1, 2, 4, 8, 16, 32, 64]
+    assert sizes(11) == [1, 2, 4, 8, 11]
+    executor, _ = in_place(LLAMA, talking=11)
+
+    def step(count: int, rows: int = 1) -> Rows:
+        return rows_of([([1] * rows, 0, [n]) for n in range(count)])
+
+    assert [executor.padding(step(count)) for count in (1, 3, 8, 9, 11)] == [0, 1, 0, 2, 0]
+    assert [executor.padding(step(count, 2)) for count in (1, 3)] == [0, 0]
+    for rows in (step(12), step(3, 2), replace(step(3), wanted=[0, 2])):
+        assert executor.step(rows).shape == (len(rows.wanted), LLAMA.vocab_size)
+
+
+def test_batch_chunks_and_recording_change_nothing() -> None:
+    """To the bit, in a network that was made so: whole and alone, against any company, padded steps included."""
+    net, last = network(LLAMA), head(LLAMA)
+    make_invariant(net, last)
+    prove_kernel(attention, LLAMA, net.tokens.weight)
+    recorder = Recorder()
+    how = InPlace(attention, 11, recorder)
+    executor = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=how)
+    alone = TorchExecutor(net, last, block_count=BLOCKS, block_size=16, in_place=InPlace(attention))
+    seen: dict[int, list[tuple[int, Tensor]]] = {}
+    asked: dict[int, list[int]] = {}
+    for rows, members in schedule(2, LLAMA, most=11):
+        logits = executor.step(rows).clone()
+        for index, n in enumerate(members):
+            asked.setdefault(n, []).extend(rows.tokens[rows.starts[index] : rows.starts[index + 1]])
+            seen.setdefault(n, []).append((len(asked[n]) - 1, logits[index]))
+    assert recorder.replayed > 10
+    for n, tokens in asked.items():
+        expected = alone.step(rows_of([(tokens, 0, [7, 2, 5][: -(-len(tokens) // 16)])], last_only=False))
+        for position, logits in seen[n]:
+            assert torch.equal(logits, expected[position])
+
+
+@pytest.mark.parametrize("talking", [0, 4])
+def test_what_is_no_number_stays_with_its_sequence(talking: int) -> None:
+    """In recorded steps too; and the first token, with which steps are padded, may be such a one."""
+    executor, _ = in_place(LLAMA, talking, blocks=8)
+    clean, later = [rows_of([([token], 0, [block])]) for token, block in ((4, 3), (5, 6))]
+    expected, expected_later = executor.step(clean).clone(), executor.step(later).clone()
+    with torch.no_grad():
+        executor.network.tokens.weight[7, 3] = executor.network.tokens.weight[0, 0] = float("nan")
+    step = rows_of([([7], 0, [1]), ([4], 0, [2]), ([5], 0, [4])])  # padded by a fourth
+    logits = executor.step(step)
+    assert not logits[0].isfinite().any()
+    torch.testing.assert_close(logits[1:], torch.cat((expected, expected_later)))
+    assert executor.poisoned == {1}
+    torch.testing.assert_close(executor.step(rows_of([([4], 0, [1])])), expected)  # whoever is given its block next
+    assert not executor.poisoned
+
+
+def test_padding_writes_nothing_anybody_reads() -> None:
+    executor, recorder = in_place(LLAMA, talking=4, blocks=8)
+    assert executor.cache is not None
+    assert executor.block_count == 8
+    assert executor.cache.count == 9
+    before = [storage.clone() for storage in (*executor.cache.keys, *executor.cache.values)]
+    executor.step(rows_of([([9], 0, [0]), ([8], 0, [2]), ([3], 0, [7])]))
+    assert recorder.replayed == 1
+    for storage, old in zip((*executor.cache.keys, *executor.cache.values), before, strict=True):
+        changed = (storage != old).flatten(2).any(dim=2)  # [blocks, slots]
+        assert changed.nonzero().tolist() == [[0, 0], [2, 0], [7, 0], [8, 0]]
+
+
+class Question:
+    def __init__(self, request: Generate) -> None:
+        self.request, self.submitted, self.events, self.course = request, 0.0, list[Any](), Course()
+
+    def receive(self, event: Any) -> None:
+        self.events.append(event)
+
+
+def answers(executor: TorchExecutor) -> list[Any]:
+    worker = Generator(executor, model="chat", token_budget=24, prefill_chunk=7, sequence_budget=6)
+    worker.warm_up()
+    choice = random.Random(1)
+    asked = [
+        Question(
+            Generate(
+                str(n),
+                tuple(choice.randrange(77) for _ in range(choice.randint(1, 40))),
+                max_tokens=12,
+                sampling=Sampling(0.7 if n % 2 else 0.0, seed=n),
+            )
+        )
+        for n in range(10)
+    ]
+    for question in asked:
+        worker.submit(question)
+    while worker.busy:
+        for ticket, event in worker.step().answers:
+            ticket.receive(event)
+    worker.check()
+    assert all(isinstance(question.events[-1], Done) for question in asked)
+    return [[event.id for event in question.events[:-1]] for question in asked]
+
+
+def test_a_worker_over_it_answers_the_same() -> None:
+    """Sequences that are stopped, preempted and find their beginning stored."""
+    executor, recorder = in_place(LLAMA, talking=6, blocks=14)
+    assert answers(executor) == answers(TorchExecutor(network(LLAMA), head(LLAMA), block_count=14, block_size=16))
+    assert recorder.replayed > 10
+
+
+# The choice
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_right_kernel_is_not_refuted(dtype: torch.dtype) -> None:
+    assert not refuted(attention, CPU, dtype)
+
+
+def spoiled(change: Callable[[dict[str, Any]], None]) -> Callable[..., Tensor]:
+    def kernel(*given: Any, **options: Any) -> Tensor:
+        change(options)
+        return attention(*given, **options)
+
+    return kernel
+
+
+def shuffled(options: dict[str, Any]) -> None:
+    if options["block_table"] is not None:
+        options["block_table"] = options["block_table"].flip(1).contiguous()
+
+
+WRONG = {
+    "blind to windows": spoiled(lambda options: options.update(window_size=(-1, options["window_size"][1]))),
+    "not causal": spoiled(lambda options: options.update(window_size=(options["window_size"][0], -1))),
+    "another scale": spoiled(lambda options: options.update(scale=0.5)),
+    "other blocks": spoiled(shuffled),
+    "rows left out": lambda query, *given, **options: torch.cat(
+        (attention(query, *given, **options)[:1], query[1:] * float("nan"))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_kernel_is_refuted(name: str) -> None:
+    assert "other numbers than plain attention" in refuted(WRONG[name], CPU, torch.float32)
+
+
+def test_there_is_none_for_a_cpu() -> None:
+    assert found(CPU, torch.bfloat16) is None
+
+
+def test_why_a_kernel_is_not_used_is_said() -> None:
+    def older(query: Tensor, window_size: int, enable_gqa: bool, seqused_k: Tensor) -> Tensor:
+        return query
+
+    def broken(*given: Any, **options: Any) -> Tensor:
+        raise RuntimeError("paging needs another kernel\nmore of it")
+
+    assert hindrance(None, CPU, torch.float32) == "this torch has none"
+    assert hindrance(older, CPU, torch.float32) == "it takes no block_table, num_splits"
+    broken.__signature__ = inspect.signature(attention)  # type: ignore[attr-defined]
+    assert hindrance(broken, CPU, torch.float32) == "RuntimeError: paging needs another kernel"
+    assert not hindrance(attention, CPU, torch.float32)
+
+
+def test_a_kernel_whose_rows_depend_on_others_is_refused() -> None:
+    def leaning(query: Tensor, *given: Any, **options: Any) -> Tensor:
+        return attention(query, *given, **options) * (1 + 1e-6 * (len(query) > 64))
+
+    prove_kernel(attention, LLAMA, torch.zeros(1))
+    with pytest.raises(InvarianceError, match="variable-length attention"):
+        prove_kernel(leaning, LLAMA, torch.zeros(1))
+
+
+@contextmanager
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As far as integers go."""
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.cuda, "is_available", lambda: True)
+        patch.setattr(place, "found", lambda device, dtype: attention if dtype == torch.bfloat16 else None)
+        yield
+
+
+def test_the_size_of_blocks_decides_who_attends(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert placed(Settings(device="cpu", executor="torch")).block_size == 16
+    odd = replace(LLAMA, head_width=12)
+    with gpu(monkeypatch):
+        for given, size, name in (
+            ({}, PAGE, "torch-varlen"),
+            ({"block_size": 512}, 512, "torch-varlen"),
+            ({"block_size": 16}, 16, "torch"),
+            ({"precision": "float32"}, 16, "torch"),
+        ):
+            chosen = placed(Settings(**given))
+            assert (chosen.block_size, called(chosen, LLAMA)) == (size, name)
+        assert called(placed(Settings()), odd) == "torch"
+        assert called(placed(Settings(device="cpu")), LLAMA) != "torch-varlen"
+
+
+def test_the_executor_is_what_was_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gpu(monkeypatch):
+        loaded: Any = SimpleNamespace(network=network(LLAMA), head=head(LLAMA), body=LLAMA, suited=None, writing=None)
+        executor: Any = executor_of(loaded, Settings(max_running=8), blocks=5)
+        assert (executor.block_size, executor.block_count, executor.cache.count) == (PAGE, 5, 6)
+        headless: Any = SimpleNamespace(network=network(LLAMA), head=None, body=LLAMA, suited=None, writing=None)
+        encoder: Any = executor_of(headless, Settings())
+        assert (encoder.block_size, encoder.cache, encoder.padding(rows_of([([1, 2], 0, [])]))) == (0, None, 0)
+        grouped: Any = executor_of(loaded, Settings(block_size=16), blocks=5)
+        assert (grouped.block_size, grouped.cache.count, grouped.cache.in_place) == (16, 5, False)
+
+
+def test_recorded_steps_are_in_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    size: Any = SimpleNamespace(weights=lambda dtype: 1000, passing=lambda dtype: 0, tokenizer=0)
+    chat = Sized("chat", replace(LLAMA, vocab_size=50_000), "generate", 0, 1024, size, Suited("float32", ""))
+    with gpu(monkeypatch):
+        few, many = (need(chat, Settings(max_running=most, step_tokens=512), 40) for most in (4, 64))
+        assert (few.block_size, few.cache_tokens) == (PAGE, 40 * PAGE)
+        assert few.cache == 40 * block_bytes(chat.config, PAGE, torch.bfloat16)
+        logits = 50_000 * 4
+        assert many.workspace - few.workspace > (2 * 60 + 3 * 60) * logits  # recorded, and drawn from
+
+
+# With a GPU
+
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+
+
+def on_gpu(config: ModelConfig, how: InPlace | None, size: int = PAGE) -> TorchExecutor:
+    net, last = network(config).bfloat16().cuda(), head(config).bfloat16().cuda()
+    return TorchExecutor(net, last, block_count=BLOCKS, block_size=size, in_place=how)
+
+
+def kernel() -> Any:
+    chosen = found(torch.device("cuda"), torch.bfloat16)
+    if chosen is None:
+        pytest.skip("this torch has no kernel for this GPU")
+    return chosen
+
+
+@cuda
+@pytest.mark.parametrize("name", GENERATORS)
+def test_the_kernel_equals_groups(name: str) -> None:
+    config = GENERATORS[name]
+    expected = whole(config, on_gpu(config, None, 16))
+    logits = whole(config, on_gpu(config, InPlace(kernel())))
+    assert (logits - expected).abs().max() < 0.1 * expected.abs().max()
+
+
+@cuda
+@pytest.mark.parametrize("name", ["llama", "gemma", "gpt2"])
+def test_graphs_equal_eager_steps(name: str) -> None:
+    config = GENERATORS[name]
+    recorded, eager = on_gpu(config, InPlace(kernel(), 11)), on_gpu(config, InPlace(kernel()))
+    for rows, _ in schedule(1, config, most=11):
+        expected = eager.step(rows)
+        assert (recorded.step(rows) - expected).abs().max() < 0.05 * expected.abs().max()
+    assert not recorded.poisoned
+
+
+@cuda
+def test_the_kernel_and_graphs_depend_on_no_company() -> None:
+    net, last = network(LLAMA).bfloat16().cuda(), head(LLAMA).bfloat16().cuda()
+    make_invariant(net, last)
+    prove_kernel(kernel(), LLAMA, net.tokens.weight)
+    executor = TorchExecutor(net, last, block_count=BLOCKS, block_size=PAGE, in_place=InPlace(kernel(), 11))
+    alone = TorchExecutor(net, last, block_count=BLOCKS, block_size=PAGE, in_place=InPlace(kernel()))
+    asked: dict[int, list[int]] = {}
+    for rows, members in schedule(2, LLAMA, most=11):
+        logits = executor.step(rows).clone()
+        for index, n in enumerate(members):
+            asked.setdefault(n, []).extend(rows.tokens[rows.starts[index] : rows.starts[index + 1]])
+            assert torch.equal(logits[index], alone.step(rows_of([(asked[n], 0, [3])]))[0])

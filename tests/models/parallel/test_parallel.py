@@ -1,0 +1,409 @@
+"""Networks that two processes compute together: they say what one process says, hold half, and end together."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import torch
+import transformers as tf
+
+from polyhead.models import checkpoint
+from polyhead.models.checkpoint import Checkpoint, description
+from polyhead.models.checkpoint import tensor_files as tensors
+from polyhead.models.checkpoint.source_policy import ANYWHERE
+from polyhead.models.checkpoint.tensor_slices import places_of, shares
+from polyhead.models.core.errors import ModelError, RowsError, UnsupportedError
+from polyhead.models.executors.contract import Executor, Rows
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.network.heads import LanguageHead
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.transformer import Transformer
+from polyhead.models.parallel import (
+    Ask,
+    Leader,
+    Share,
+    cut,
+    local,
+    unsplit,
+)
+from polyhead.models.parallel.step_messages import packed, unpacked
+from polyhead.service.config.settings import Settings, SettingsError
+from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.runtime.memory_budget import Need, sized
+from polyhead.service.runtime.placement import placed
+from polyhead.service.runtime.rank_processes import Ranks, refuse_adapter
+from tests.support import checkpoints, translators
+from tests.support.edits import edited, with_tensors
+from tests.support.engine_fakes import ask, finish, generate
+from tests.support.processes import PATIENCE, Process
+
+SHAPE = dict(num_hidden_layers=2, num_attention_heads=4, max_position_embeddings=checkpoints.POSITIONS)
+BERT = dict(SHAPE, hidden_size=32, intermediate_size=48)
+LLAMA = dict(BERT, num_key_value_heads=2)
+GPT2 = dict(n_layer=2, n_head=4, n_embd=32, n_positions=checkpoints.POSITIONS)
+UNEVEN = dict(LLAMA, num_attention_heads=6, num_key_value_heads=3, hidden_size=48, intermediate_size=51)
+GEMMA = dict(LLAMA, num_key_value_heads=1, head_dim=16, query_pre_attn_scalar=24, sliding_window=4)
+DEBERTA = BERT | checkpoints.DISENTANGLED
+GENERATORS: dict[str, tuple[Any, Any]] = {
+    "fused and turned": (partial(tf.GPT2Config, **GPT2), tf.GPT2LMHeadModel),
+    "grouped, with biases": (
+        partial(tf.LlamaConfig, **LLAMA, attention_bias=True, mlp_bias=True, tie_word_embeddings=False),
+        tf.LlamaForCausalLM,
+    ),
+    "three key heads": (partial(tf.Qwen2Config, **UNEVEN, tie_word_embeddings=True), tf.Qwen2ForCausalLM),
+    "norms of heads": (partial(tf.Qwen3Config, **LLAMA, head_dim=16), tf.Qwen3ForCausalLM),
+    "one key head": (partial(tf.Gemma3TextConfig, **GEMMA), tf.Gemma3ForCausalLM),
+}
+ENCODERS: dict[str, tuple[Any, Any]] = {
+    "post-norm": (partial(tf.BertConfig, **BERT), tf.BertModel),
+    "shared layers": (partial(tf.AlbertConfig, **BERT, embedding_size=16), tf.AlbertModel),
+    "vectors of distances": (partial(tf.DebertaV2Config, **DEBERTA), tf.DebertaV2Model),
+    "a bias by distance": (partial(tf.MPNetConfig, **BERT), tf.MPNetModel),
+}
+SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34], [40]]
+BLOCK = 4
+
+
+def made(kinds: dict[str, tuple[Any, Any]], name: str, folder: Path) -> Path:
+    config, kind = kinds[name]
+    tokenizer = checkpoints.byte_level_bpe() if kinds is GENERATORS else checkpoints.word_piece()
+    torch.manual_seed(7)
+    model = kind(config(vocab_size=len(tokenizer) + 1, pad_token_id=tokenizer.pad_token_id))  # no even number
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return checkpoints.save(model, tokenizer, folder)
+
+
+class Pair:
+    """This process and another, which follows it."""
+
+    def __init__(self) -> None:
+        self.lost: list[str] = []
+        settings = Settings(tensor_parallel=2, hang_seconds=20)
+        self.place = placed(settings)
+        self.ranks = Ranks(settings, self.place, self.lost.append)
+
+    def shared(self, source: Path, blocks: int = 0) -> tuple[Checkpoint, Leader]:
+        need = Need("chat", 0, 0, 0, 0, blocks, BLOCK)
+        part = self.ranks.part(str(source), ANYWHERE, need, self.place, in_place=False)
+        loaded = part.read(checkpoint.describe(str(source)), checkpoint.ignore)
+        return loaded, part.executor(loaded)
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[Pair]:
+    both = Pair()
+    yield both
+    both.ranks.close()
+
+
+def alone(source: Path, blocks: int = 0) -> tuple[Checkpoint, TorchExecutor]:
+    loaded = checkpoint.load(str(source))
+    head = loaded.head if isinstance(loaded.head, LanguageHead) else None
+    return loaded, TorchExecutor(loaded.network, head, block_count=blocks, block_size=BLOCK if blocks else 0)
+
+
+def rows_of(first: int, last: int, *, cached: bool = True) -> Rows:
+    """The tokens at positions from `first` to `last` of all sequences that have some there."""
+    pieces = [(number, tokens[first:last]) for number, tokens in enumerate(SEQUENCES) if len(tokens) > first]
+    tokens = [token for _, piece in pieces for token in piece]
+    positions = [first + place for _, piece in pieces for place in range(len(piece))]
+    starts = [0, *accumulate(len(piece) for _, piece in pieces)]
+    tables = [[3 * number + n for n in range(-(-(first + len(piece)) // BLOCK))] for number, piece in pieces]
+    return Rows(tokens, positions, starts, tables if cached else [[] for _ in pieces], list(range(len(tokens))))
+
+
+def assert_near(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    """To what float32 leaves of sums in another order."""
+    assert ours.shape == theirs.shape
+    assert float((ours - theirs).abs().max()) < 1e-5 * max(float(theirs.abs().max()), 1.0)
+
+
+def spoken(executor: Executor) -> tuple[list[list[int]], int, int]:
+    """What is said, greedily, by five who have half a prompt in common; how many were preempted, and tokens found."""
+    worker = Generator(executor, model="chat", token_budget=24, sequence_budget=4, prefill_chunk=8)
+    common = list(range(100, 112))
+    first = ask(worker, generate(common, 1))
+    reports = finish(worker)
+    tickets = [*first, *ask(worker, *(generate([*common, *[n + 3] * (n + 1)], 9) for n in range(4)))]
+    reports += finish(worker)
+    found = sum(report.cached_tokens for report in reports)
+    return [ticket.tokens for ticket in tickets], sum(report.preemptions for report in reports), found
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_a_generator_computes_what_one_process_does(name: str, pair: Pair, tmp_path: Path) -> None:
+    """In chunks over the cache."""
+    folder = made(GENERATORS, name, tmp_path)
+    loaded, together = pair.shared(folder, blocks=12)
+    whole, one = alone(folder, blocks=12)
+    for chunk in (rows_of(0, 3), rows_of(3, 8), rows_of(8, 9)):
+        assert_near(together.step(chunk), one.step(chunk))
+    assert loaded.weight_bytes < 0.7 * whole.weight_bytes
+    assert loaded.network.config.kv_heads == -(-whole.config.kv_heads // 2)
+
+
+@pytest.mark.parametrize("name", ["fused and turned", "three key heads"])
+def test_what_is_said_is_the_same(name: str, pair: Pair, tmp_path: Path) -> None:
+    """Prompts in chunks, a beginning in common, and a cache that is too small for all."""
+    folder = made(GENERATORS, name, tmp_path)
+    (_, together), (_, one) = pair.shared(folder, blocks=13), alone(folder, blocks=13)
+    said, preempted, found = spoken(together)
+    assert (said, preempted, found) == spoken(one)
+    assert preempted
+    assert found
+    assert len({tuple(each) for each in said}) > 3
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+def test_an_encoder_reads_as_one_process_does(name: str, pair: Pair, tmp_path: Path) -> None:
+    folder = made(ENCODERS, name, tmp_path)
+    (_, together), (_, one) = pair.shared(folder), alone(folder)
+    texts = rows_of(0, 9, cached=False)
+    assert_near(together.step(texts), one.step(texts))
+
+
+def test_a_block_is_spoilt_whoever_computed_what_is_no_number(pair: Pair, tiny_generator: Path, tmp_path: Path) -> None:
+    """Here the other process did: the last key head of the last layer is infinite."""
+
+    def spoil(found: dict[str, torch.Tensor]) -> None:
+        found["model.layers.1.self_attn.k_proj.weight"][-8:] = 3e38
+
+    folder = with_tensors(tiny_generator, tmp_path / "spoilt", spoil)
+    (loaded, together), (_, one) = pair.shared(folder, blocks=12), alone(folder, blocks=12)
+    for executor in (together, one):
+        executor.step(rows_of(0, 3))
+    assert loaded.network.blocks[1].attention.key.weight.abs().max() < 10  # not in this one's share
+    assert together.poisoned == one.poisoned != set()
+
+
+def test_steps_of_any_size_are_told_whole(pair: Pair, tiny_generator: Path) -> None:
+    tokens = [n % 300 for n in range(250)] * 3
+    rows = Rows(tokens, [*range(250)] * 3, [0, 250, 500, 750], [[*range(n, n + 63)] for n in (0, 63, 126)], [0, 749])
+    assert len(packed(rows)) > 1024
+    assert unpacked(packed(rows)) == rows
+    (_, together), (_, one) = pair.shared(tiny_generator, blocks=189), alone(tiny_generator, blocks=189)
+    assert_near(together.step(rows), one.step(rows))
+    for executor in (together, one):
+        executor.copy([(0, 5), (5, 7)])
+    again = Rows([9], [4], [0, 1], [[7, 8]], [0])
+    assert_near(together.step(again), one.step(again))
+
+
+def test_what_cannot_be_read_by_one_is_read_by_none(pair: Pair, tiny_generator: Path, tmp_path: Path) -> None:
+    """And the others go on."""
+    folder = edited(tiny_generator, tmp_path)
+    need = Need("chat", 0, 0, 0, 0, 4, BLOCK)
+    part = pair.ranks.part(str(folder / "nowhere"), ANYWHERE, need, pair.place, in_place=False)
+    loaded = part.read(checkpoint.describe(str(folder)), checkpoint.ignore)
+    with pytest.raises(ModelError, match="another process could not read its share of it; the log says why"):
+        part.executor(loaded)
+    part.drop()
+    _, together = pair.shared(tiny_generator, blocks=12)
+    assert together.step(rows_of(0, 3)).isfinite().all()
+
+
+def test_without_the_other_a_step_ends(pair: Pair, tiny_generator: Path) -> None:
+    """The last one with this pair: it kills the other."""
+    _, together = pair.shared(tiny_generator, blocks=12)
+    [child] = pair.ranks.children
+    child.kill()
+    with pytest.raises(RuntimeError):
+        together.step(rows_of(0, 3))
+    assert pair.lost[0] == "rank 1 of those that compute together was ended by signal 9"
+    assert not Path(pair.ranks.joining.at.removeprefix("file://")).parent.exists()
+
+
+def test_a_step_that_ends_in_the_middle_loses_the_others() -> None:
+    """Whatever it was: they are in another place then."""
+
+    class Own:
+        block_size = block_count = 4
+        group = SimpleNamespace(tell=lambda words: told.append(words[:2]))
+
+        def check(self, rows: Rows) -> None:
+            if rows.tokens[0] < 0:
+                raise RowsError("tokens")
+
+        def step(self, rows: Rows) -> torch.Tensor:
+            raise MemoryError
+
+        def copy(self, blocks: object) -> None:
+            raise MemoryError
+
+    told: list[list[int]] = []
+    lost: list[int] = []
+    leader = Leader(Own(), 3, lambda: lost.append(len(told)))  # type: ignore[arg-type]
+    with pytest.raises(MemoryError):
+        leader.step(rows_of(0, 3))
+    with pytest.raises(MemoryError):
+        leader.copy([(0, 1)])
+    leader.copy([])
+    with pytest.raises(RowsError):  # before anybody was told
+        leader.step(replace(rows_of(0, 3), tokens=[-1, 0, 0]))
+    assert (told, lost) == ([[Ask.STEP, 3], [Ask.COPY, 3]], [1, 2])
+
+
+# ---- shares, in one process
+
+
+def test_shares_are_all_there_is_and_the_first_is_never_the_smaller() -> None:
+    for count in range(1, 40):
+        for world in range(1, min(count, 9) + 1):
+            ranges = [Share(rank, world).of(count) for rank in range(world)]
+            assert [n for each in ranges for n in each] == list(range(count))
+            assert len(ranges[0]) == max(map(len, ranges)) <= min(map(len, ranges)) + 1
+
+
+def test_key_heads_are_shared_out_or_had_by_several(tiny_generator: Path) -> None:
+    config = replace(checkpoint.describe(str(tiny_generator)).config, heads=12, kv_heads=3)
+    heads = {world: [Share(rank, world).heads(config) for rank in range(world)] for world in (2, 3, 6)}
+    assert heads[2] == [(range(8), range(2)), (range(8, 12), range(2, 3))]
+    assert heads[3] == [(range(4 * n, 4 * n + 4), range(n, n + 1)) for n in range(3)]
+    assert heads[6] == [(range(2 * n, 2 * n + 2), range(n // 2, n // 2 + 1)) for n in range(6)]
+    assert unsplit(config, 5) == (
+        "its 12 query heads over 3 key heads cannot be shared out among 5; right for tensor_parallel would be 1, 2, 3, "
+        "6, 9, 12"
+    )
+    with pytest.raises(UnsupportedError, match="among 5"):
+        local(config, Share(0, 5))
+
+
+@pytest.mark.parametrize("name", ["fused and turned", "one key head"])
+def test_each_reads_its_share_and_no_more(name: str, tmp_path: Path) -> None:
+    """Of matrices that are split by what they give, half the bytes; of the others a few rows at a time."""
+    folder = str(made(GENERATORS, name, tmp_path))
+    what = checkpoint.describe(folder)
+    network, head = description.blank(what)
+    cuts = cut(network, head, Share(1, 2))
+    assert len(cuts) > 12
+    for entry_name, entry in what.entries.items():
+        read: list[tuple[int, ...]] = []
+
+        def reading(some: tensors.Entry, read: list[tuple[int, ...]] = read) -> torch.Tensor:
+            read.append(some.shape)
+            return some.read(torch.float32, torch.device("cpu"))
+
+        whole = what.translate(entry_name, entry.read(torch.float32, torch.device("cpu")))
+        pieces = shares(what, entry_name, entry, cuts, reading)
+        for (ours, piece), (same, full) in zip(pieces, whole, strict=True):
+            assert ours == same
+            assert torch.equal(piece, cuts[ours](full) if ours in cuts else full)
+        rows = [ours for ours, _ in pieces if ours in cuts and cuts[ours].side == 0]
+        if len(pieces) == len(rows) == 1 and len(whole[0][1].shape) > 0 and entry.shape == tuple(whole[0][1].shape):
+            assert read == [tuple(pieces[0][1].shape)]
+        assert (places_of(what, entry_name, entry, cuts) is None) == (not any(ours in cuts for ours, _ in whole))
+
+
+def test_what_each_head_loses_by_distance_goes_with_it() -> None:
+    config = ModelConfig(
+        vocab_size=50, width=16, depth=1, heads=4, kv_heads=4, head_width=4, mlp_width=8, max_positions=9, causal=True,
+        position="alibi",
+    )  # fmt: skip
+    rates = []
+    for rank in (0, 1):
+        network = Transformer(config)
+        whole = network.distances.rates
+        cut(network, torch.nn.Identity(), Share(rank, 2))
+        rates.append(network.distances.rates)
+    assert torch.equal(torch.cat(rates), whole)
+
+
+def test_half_is_planned_for(tiny_generator: Path) -> None:
+    what = checkpoint.describe(str(tiny_generator))
+    whole, share = sized("chat", what), sized("chat", what, world=2)
+    assert 0.4 < share.size.parameters / whole.size.parameters < 0.6
+    assert (share.config.heads, share.config.kv_heads, share.config.mlp_width) == (2, 1, 32)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"executor": "native"}, "executor: native is asked for and .* tensor_parallel is 2"),
+        ({"precision": "int8"}, "precision: int8 is asked for and .* tensor_parallel is 2"),
+        ({"precision": "int4"}, "precision: int4 is asked for and .* tensor_parallel is 2"),
+        ({"deterministic": True}, "deterministic: .* tensor_parallel must be 1"),
+    ],
+)
+def test_what_is_not_computed_in_shares_is_refused(asked: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        placed(Settings(tensor_parallel=2, **asked))
+
+
+def test_adapters_are_merged_into_what_is_shared_out() -> None:
+    refuse_adapter("chat:tone", Settings())
+    with pytest.raises(UnsupportedError, match=r"laid over chat, which 2 processes .*: tone=BASE\+ADAPTER"):
+        refuse_adapter("chat:tone", Settings(tensor_parallel=2))
+
+
+def test_what_reads_one_text_and_writes_another_is_not_shared_out(tmp_path: Path) -> None:
+    folder = tmp_path / "translator"
+    translators.translator(folder, "marian")
+    with pytest.raises(UnsupportedError, match="serve it with tensor_parallel 1"):
+        sized("translator", checkpoint.describe(str(folder)), world=2)
+
+
+# ---- a server
+
+
+def said(server: Process, **asked: Any) -> httpx.Response:
+    body = {"prompt": "The fox", "max_tokens": 16, "temperature": 0, "ignore_eos": True, "model": "chat"} | asked
+    return httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
+
+
+def followers(server: Process) -> list[int]:
+    tasks = Path(f"/proc/{server.child.pid}/task").glob("*/children")
+    return [int(child) for path in tasks for child in path.read_text().split()]
+
+
+@pytest.fixture
+def served(tiny_generator: Path, tiny_classifier: Path) -> Iterator[Process]:
+    models = f"chat={tiny_generator}", f"judge={tiny_classifier}"
+    server = Process(*models, "--tensor-parallel", "2", "--cache-tokens", "512", "--threads", "1")
+    server.ready()
+    yield server
+    server.child.kill()
+    server.child.wait()
+
+
+def test_a_server_of_two_processes_answers_as_one_and_ends_as_one(served: Process, exact: Process) -> None:
+    expected = said(exact).json()["choices"][0]["text"]
+    assert said(served).json()["choices"][0]["text"] == expected
+    ours, theirs = (
+        httpx.post(f"{server.url}/models/judge/predict", json={"inputs": "a good film"}, timeout=PATIENCE).json()
+        for server in (served, exact)
+    )
+    assert [label["label"] for label in ours] == [label["label"] for label in theirs]
+    assert [label["score"] for label in ours] == pytest.approx([label["score"] for label in theirs], abs=1e-5)
+    [follower] = followers(served)
+    served.child.kill()  # with no chance to say so
+    served.child.wait()
+    while Path(f"/proc/{follower}/stat").exists() and " Z " not in Path(f"/proc/{follower}/stat").read_text():
+        time.sleep(0.01)  # the test's own limit of time decides
+
+
+def test_a_lost_process_ends_every_request_with_one_error(served: Process) -> None:
+    [follower] = followers(served)
+    told = "rank 1 of those that compute together was ended by signal 9: the server must be restarted"
+    asked = {"model": "chat", "prompt": "The fox", "max_tokens": 240, "stream": True, "ignore_eos": True}
+    with httpx.stream("POST", f"{served.url}/v1/completions", json=asked, timeout=PATIENCE) as response:
+        lines = (line for line in response.iter_lines() if line)
+        next(lines)
+        os.kill(follower, signal.SIGKILL)
+        rest = list(lines)
+    errors = [line for line in rest if '"error"' in line]
+    assert len(errors) == 1
+    assert told in errors[0]
+    assert served.get("/livez").status_code == 503
+    late = said(served)
+    assert (late.status_code, told in late.text) == (503, True)

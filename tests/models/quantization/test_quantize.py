@@ -1,0 +1,446 @@
+"""Checkpoints written as codes and scales, and read again: the same to the bit, or refused with a reason."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from polyhead.models import checkpoint
+from polyhead.models.checkpoint import compressed_tensors as compressed
+from polyhead.models.core import files
+from polyhead.models.core.errors import CheckpointError, UnsupportedError
+from polyhead.models.executors.contract import Rows
+from polyhead.models.native.library import library, runnable
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.models.native.packed_network import Packed, Precision, unit_of
+from polyhead.models.network.heads import LanguageHead
+from polyhead.models.quantization.quantize import calibrate
+from polyhead.service.cli import main as cli
+from polyhead.service.cli.quantize_command import quantize, sequences
+from tests.models.native import test_packed_network as packing
+from tests.models.native.test_packed_network import linear_of, unpacked
+from tests.models.native.test_step import LLAMA
+from tests.support import checkpoints
+from tests.support.edits import edited, with_tensors
+
+compiled = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
+
+
+def polyhead(*arguments: str) -> Any:
+    return CliRunner().invoke(cli.app, list(arguments))
+
+
+def ignore(what: str, done: int, total: int) -> None:
+    """Nobody asked how far it is."""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("text") / "text.txt"
+    file.write_text("the quick brown fox jumps over the lazy dog, and then it sleeps a while. " * 120)
+    return file
+
+
+@pytest.fixture(scope="module")
+def int8(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path) -> Path:
+    out = tmp_path_factory.mktemp("int8") / "out"
+    quantize(str(tiny_generator), out, "int8", None, ignore)
+    return out
+
+
+@pytest.fixture(scope="module")
+def int4(tmp_path_factory: pytest.TempPathFactory, tiny_generator: Path, text: Path) -> Path:
+    out = tmp_path_factory.mktemp("int4") / "out"
+    quantize(str(tiny_generator), out, "int4", text, ignore)
+    return out
+
+
+def packed(source: Path, precision: Precision) -> NativeExecutor:
+    loaded = checkpoint.load(str(source))
+    head = loaded.head if isinstance(loaded.head, LanguageHead) else None
+    return NativeExecutor(loaded.network, head, precision=precision, block_count=4 if head else 0)
+
+
+def memory(executor: NativeExecutor) -> bytes:
+    """All that was packed, codes and scales among it."""
+    return b"".join(kept.tobytes() for kept in executor._packed.kept if isinstance(kept, np.ndarray))
+
+
+def answer(executor: NativeExecutor) -> torch.Tensor:
+    table = [0] if executor.block_count else []
+    return executor.step(Rows([5, 6, 7], [0, 1, 2], [0, 3], [table], [0, 1, 2])).clone()
+
+
+def hard(scale: float) -> torch.Tensor:
+    """Rows of odd scales, some with ties, of zeros alone, and on a grid of few steps already."""
+    torch.manual_seed(0)
+    weights = torch.randn(2048, 96) * scale * torch.rand(2048, 1).exp2()
+    weights[::7] = weights[::7].bfloat16().float()
+    weights[3::5] = (weights[3::5] / scale * 4).round().clamp(-13, 13) * (scale * 0.77)
+    weights[5], weights[6] = 0, torch.arange(96) * scale
+    weights[9, :64] *= 1e-5
+    return weights
+
+
+@pytest.mark.parametrize("scale", [1e-37, 1e-30, 1e-3, 1.0, 1e20, 1e36])
+def test_what_was_rounded_is_rounded_to_the_same(scale: float) -> None:
+    weights = hard(scale)
+    codes, scales = compressed.rounded(weights)
+    assert codes.abs().amax() == compressed.LEVEL
+    again, same = compressed.rounded(compressed.multiplied(codes, scales))
+    assert torch.equal(again, codes)
+    assert torch.equal(same, scales)
+
+
+@compiled
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 1.0, 1e20])
+@pytest.mark.parametrize("beside", [1.0, 7.0, 1000.0])
+def test_the_packer_finds_what_was_rounded(scale: float, beside: float) -> None:
+    """Codes and scales, whatever unit the matrix beside it asks for, but for groups that are next to nothing in it."""
+    weights, other = hard(scale), torch.full((32, 96), scale * beside)
+    codes, scales = compressed.rounded(weights)
+    most = weights.unflatten(1, (-1, 32)).abs().amax(-1)
+    told = most >= 2**-22 * max(float(most.max()), scale * beside)
+    assert told.sum() > 6000
+    for each in (weights, compressed.multiplied(codes, scales)):
+        pack = Packed(library(runnable()[0]), LLAMA, "int8")
+        found = unpacked(pack.linear([linear_of(each), linear_of(other)]), *weights.shape)
+        off = (torch.from_numpy(found.codes) != codes).unflatten(1, (-1, 32)).any(-1) & told
+        assert not off.any() or runnable()[0] == "portable"  # where ties fall otherwise
+        assert torch.equal(torch.from_numpy(found.scales)[told], scales[told])
+        assert ((found.weights() - weights).unflatten(1, (-1, 32)).abs().amax(-1) <= most / 127).all()
+
+
+@compiled
+def test_a_largest_weight_that_is_rounded_over_a_power_of_two_is_found() -> None:
+    """The unit is another then."""
+    weights = torch.rand(4, 64, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    weights[2, 3] = 1
+    weights *= 2 - 2**-20
+    codes, scales = compressed.rounded(weights)
+    made = compressed.multiplied(codes, scales)
+    assert made.max() >= 2
+    assert unit_of(2 * float(weights.max())) == unit_of(float(made.max())) == 2 * unit_of(float(weights.max()))
+    for found in (packing.packed(each, "int8") for each in (weights, made)):
+        assert torch.equal(torch.from_numpy(found.codes).to(torch.int8), codes)
+        assert torch.equal(torch.from_numpy(found.scales), scales)
+
+
+def test_a_group_with_a_number_that_is_none_stays_so() -> None:
+    weights = torch.randn(3, 64)
+    weights[1, 40], weights[2, 3] = torch.nan, torch.inf
+    made = compressed.multiplied(*compressed.rounded(weights)).unflatten(1, (2, 32))
+    assert (made.isnan().all(-1) == torch.tensor([[0, 0], [0, 1], [1, 0]])).all()
+    assert made.isnan().sum() == 64
+
+
+def test_four_bits_come_out_as_they_went_in() -> None:
+    codes = torch.randint(16, (5, 24), dtype=torch.uint8)
+    assert torch.equal(compressed.unpacked(compressed.packed(codes), 24), codes.to(torch.int8) - 8)
+    assert compressed.packed(codes)[0, 0].item() & 0xFF == codes[0, 0] | codes[0, 1] << 4
+
+
+@compiled
+@pytest.mark.parametrize("kind", ["tiny_generator", "tiny_classifier", "tiny_embedder"])
+def test_int8_is_what_is_computed_with_anyway(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    source = request.getfixturevalue(kind)
+    quantize(str(source), tmp_path / "out", "int8", None, ignore)
+    direct, saved = packed(source, "int8"), packed(tmp_path / "out", "int8")
+    assert torch.equal(answer(direct), answer(saved))
+    assert memory(direct) == memory(saved)
+    assert not torch.equal(answer(packed(tmp_path / "out", "float32")), answer(packed(source, "float32")))
+
+
+@pytest.mark.skipif(runnable()[:1] in ([], ["portable"]), reason="ties fall as a fused multiplication rounds them")
+def test_ties_fall_as_the_packer_lets_them_fall(tiny_generator: Path, tmp_path: Path) -> None:
+    def coarse(tensors: dict[str, torch.Tensor]) -> None:
+        for tensor in tensors.values():
+            tensor.copy_((tensor * 64).round() / 64)
+
+    source = with_tensors(tiny_generator, tmp_path / "coarse", coarse)
+    quantize(str(source), tmp_path / "out", "int8", None, ignore)
+    assert memory(packed(source, "int8")) == memory(packed(tmp_path / "out", "int8"))
+
+
+def test_the_file_is_in_the_form_of_compressed_tensors(tiny_generator: Path, int8: Path, int4: Path) -> None:
+    config = {
+        folder: json.loads((folder / "config.json").read_text())["quantization_config"] for folder in (int8, int4)
+    }
+    assert config[int8]["format"] == "int-quantized"
+    assert config[int4]["format"] == "pack-quantized"
+    for folder in (int8, int4):
+        assert config[folder]["config_groups"]["group_0"]["weights"]["group_size"] == 32
+    assert config[int8]["ignore"] == ["model.embed_tokens", "lm_head"]
+    name = "model.layers.0.mlp.down_proj.weight"
+    held = {folder: load_file(folder / "model.safetensors") for folder in (tiny_generator, int8, int4)}
+    assert (held[int8][name].dtype, held[int8][f"{name}_scale"].shape) == (torch.int8, (32, 2))
+    assert (held[int4][f"{name}_packed"].shape, held[int4][f"{name}_scale"].dtype) == ((32, 8), torch.float16)
+    assert held[int4][f"{name}_shape"].tolist() == [32, 64]
+    for kept in ("model.embed_tokens.weight", "model.norm.weight"):
+        assert torch.equal(held[int8][kept], held[tiny_generator][kept])
+    assert (int8 / "tokenizer.json").read_bytes() == (tiny_generator / "tokenizer.json").read_bytes()
+    assert checkpoint.load(str(int8)).chat is not None
+    kinds = {entry.kind for entry in checkpoint.describe(str(int4)).entries.values()}
+    assert kinds == {"int4", "F32"}
+
+
+@compiled
+def test_int4_is_what_the_calibration_made(tiny_generator: Path, int4: Path, text: Path) -> None:
+    loaded = checkpoint.load(str(tiny_generator))
+    grids = calibrate(loaded.network, None, sequences(loaded, text))
+    saved = checkpoint.load(str(int4))
+    parameters = dict(saved.network.named_parameters())
+    assert len(grids) == 14
+    for name, grid in grids.items():
+        assert torch.equal(parameters[name], grid.weights())
+    executor = NativeExecutor(saved.network, saved.head, precision="int4", block_count=4)  # type: ignore[arg-type]
+    assert {layer.down.format for layer in executor._packed.plan.layers[:2]} == {2}
+
+
+def of_widths(folder: Path, hidden: int, inner: int) -> Path:
+    tokenizer = checkpoints.byte_level_bpe()
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 1, "num_attention_heads": 4}
+    return checkpoints.save(LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **sizes)), tokenizer, folder)
+
+
+@pytest.mark.parametrize("group", [0, 32, 64, 128])
+def test_eight_bits_of_others_are_read(tmp_path: Path, group: int) -> None:
+    """With a scale for each output (as older folders have too) or for a group, in any kind of floats."""
+    int8 = tmp_path / "int8"
+    quantize(str(of_widths(tmp_path / "wide", 128, 256)), int8, "int8", None, ignore)
+    config = json.loads((int8 / "config.json").read_text())["quantization_config"]
+    weights = config["config_groups"]["group_0"]["weights"]
+    weights |= {"strategy": "group", "group_size": group} if group else {"strategy": "channel", "group_size": None}
+    expected: dict[str, torch.Tensor] = {}
+
+    def other(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("_scale")]:
+            codes = tensors[name.removesuffix("_scale")]
+            scales = torch.rand(codes.size(0), codes.size(1) // group if group else 1).bfloat16() / 64
+            tensors[name] = scales
+            wide = scales.float().repeat_interleave(group or codes.size(1), 1)
+            expected[name.removesuffix("_scale")] = codes.float() * wide
+
+    folder = with_tensors(edited(int8, tmp_path / "other", quantization_config=config), tmp_path / "out", other)
+    entries = checkpoint.describe(str(folder)).entries
+    assert len(expected) == 8  # the output layer too
+    for name, floats in expected.items():
+        assert torch.equal(entries[name].read(torch.float32, torch.device("cpu")), floats)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int4"])
+def test_inputs_that_are_no_multiple_of_a_group_are_refused(precision: str, tmp_path: Path, text: Path) -> None:
+    source = of_widths(tmp_path / "odd", 48, 64)
+    with pytest.raises(UnsupportedError, match=r"its 48 inputs are no multiple of 32.*serve the checkpoint as it is"):
+        quantize(str(source), tmp_path / "out", precision, text if precision == "int4" else None, ignore)
+
+
+def test_an_output_layer_of_its_own_is_quantised_too(tiny_generator: Path, tmp_path: Path, text: Path) -> None:
+    untied = edited(tiny_generator, tmp_path / "untied", tie_word_embeddings=False)
+    tokens = "model.embed_tokens.weight"
+    with_tensors(untied, untied, lambda each: each.update({"lm_head.weight": torch.randn_like(each[tokens])}))
+    for precision, given in (("int8", None), ("int4", text)):
+        quantize(str(untied), tmp_path / precision, precision, given, ignore)
+        entries = checkpoint.describe(str(tmp_path / precision)).entries
+        assert entries["lm_head.weight"].kind == precision
+        config = json.loads((tmp_path / precision / "config.json").read_text())
+        assert config["quantization_config"]["ignore"] == ["model.embed_tokens"]
+        checkpoint.load(str(tmp_path / precision))
+
+
+def changed(config: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
+    *parents, last = path.split(".")
+    inner = config
+    for parent in parents:
+        inner = inner[parent]
+    inner[last] = value
+    return config
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        ("quant_method", "gptq", ""),
+        ("format", "float-quantized", ""),
+        ("kv_cache_scheme", {"num_bits": 8}, ""),
+        ("transform_config", {"config_groups": {"a": {}}}, ""),
+        ("config_groups", {}, ""),
+        ("config_groups", {"W4A16": ["Linear"]}, "weights.num_bits"),
+        ("config_groups.group_0.weights", None, "weights.num_bits"),
+        ("config_groups.group_0.weights.num_bits", 8, ""),
+        ("config_groups.group_0.weights.symmetric", False, ""),
+        ("config_groups.group_0.weights.actorder", "group", ""),
+        ("config_groups.group_0.weights.strategy", "tensor", ""),
+        ("config_groups.group_0.weights.group_size", 16, ""),
+        (
+            "config_groups.group_0.input_activations",
+            {"num_bits": 8, "type": "int", "dynamic": False},
+            "input_activations.dynamic",
+        ),
+        ("config_groups.group_0.output_activations", {"num_bits": 8}, ""),
+    ],
+)
+def test_other_forms_are_refused_by_field(int4: Path, tmp_path: Path, path: str, value: Any, said: str) -> None:
+    config = json.loads((int4 / "config.json").read_text())["quantization_config"]
+    folder = edited(int4, tmp_path / "other", quantization_config=changed(config, path, value))
+    field = said or path.removeprefix("config_groups.group_0.")
+    with pytest.raises(UnsupportedError, match=rf"quantization_config\.{field}\b"):
+        checkpoint.describe(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("leaf", "tensor", "said"),
+    [
+        ("weight_zero_point", torch.zeros(4, 1, dtype=torch.int32), "zero points"),
+        ("weight_g_idx", torch.zeros(64, dtype=torch.int32), "reordered"),
+        ("weight_scale", torch.ones(32, 1), "one for each 32 of 64 inputs"),
+        ("weight_scale", torch.ones(32, 2, dtype=torch.int32), "should be floats"),
+        ("weight_packed", torch.zeros(32, 4, dtype=torch.int32), r"should be I32 of \[32, 8\]"),
+        ("weight_packed", torch.zeros(32, 8), "should be I32"),
+        ("weight_shape", torch.tensor([32, 64, 1]), "weight_shape"),
+        ("weight_shape", torch.tensor([-1, 1 << 40]), "should be I32"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused(
+    int4: Path, tmp_path: Path, leaf: str, tensor: torch.Tensor, said: str
+) -> None:
+    changed = {f"model.layers.0.mlp.down_proj.{leaf}": tensor}
+    folder = with_tensors(int4, tmp_path / "broken", lambda tensors: tensors.update(changed))
+    with pytest.raises(CheckpointError, match=said):
+        checkpoint.load(str(folder))
+
+
+def test_whole_numbers_without_a_configuration_are_no_weights(int8: Path, tmp_path: Path) -> None:
+    bare = edited(int8, tmp_path / "bare", quantization_config=None)
+
+    def without_scales(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if name.endswith("_scale")]:
+            del tensors[name]
+
+    with pytest.raises(UnsupportedError, match="its numbers are I8"):
+        checkpoint.load(str(with_tensors(bare, bare, without_scales)))
+
+
+def test_an_adapter_is_merged_into_what_the_codes_stand_for(int8: Path, tmp_path: Path) -> None:
+    module = "model.layers.0.mlp.down_proj"
+    a, b = torch.randn(2, 64), torch.randn(32, 2)
+    checkpoints.write_json(tmp_path / "adapter_config.json", {"peft_type": "LORA", "r": 2, "lora_alpha": 2})
+    pair = {f"base_model.model.{module}.lora_{side}.weight": each for side, each in (("A", a), ("B", b))}
+    save_file(pair, tmp_path / "adapter_model.safetensors")
+    what = checkpoint.describe(f"{int8}+{tmp_path}")
+    merged, base = what.entries[f"{module}.weight"], checkpoint.describe(str(int8)).entries[f"{module}.weight"]
+    cpu = torch.device("cpu")
+    assert torch.allclose(merged.read(torch.float32, cpu), base.read(torch.float32, cpu) + b @ a, atol=1e-5)
+    assert (merged.kind, merged.size) == ("F32", base.size)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["{folder}", "{folder}"], "is there already"),
+        (["{folder}", "{new}", "--precision", "int4"], "int4 needs --text"),
+        (["{folder}", "{new}", "--text", "{text}"], "int8 takes none"),
+        (["{folder}", "{new}", "--precision", "int4", "--text", "/nowhere"], "/nowhere cannot be read"),
+        (["{folder}", "{new}", "--precision", "int4", "--text", "{short}"], "tokens, and at least 256 are needed"),
+        (["{int8}", "{new}"], "quantised already"),
+        (["{short}", "{new}"], "only a safetensors folder"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    tiny_generator: Path, int8: Path, text: Path, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    (tmp_path / "short.txt").write_text("too short")
+    places = {"folder": tiny_generator, "new": tmp_path / "new", "text": text, "int8": int8}
+    result = polyhead("quantize", *(each.format(short=tmp_path / "short.txt", **places) for each in arguments))
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_command_says_what_became_of_the_weights(tiny_classifier: Path, tmp_path: Path, text: Path) -> None:
+    for arguments in (["--precision", "int4", "--text", str(text)], []):
+        out = tmp_path / f"out{len(arguments)}"
+        result = polyhead("quantize", str(tiny_classifier), str(out), *arguments)
+        assert result.exit_code == 0, result.stderr
+        assert "MiB before" in result.stdout
+        assert checkpoint.load(str(out)).labels == checkpoint.load(str(tiny_classifier)).labels
+
+
+@pytest.mark.parametrize(
+    ("name", "target", "said"),
+    [
+        ("vocab.json", "{secret}", "leads out of its folder"),
+        ("special_tokens_map.json", "{secret}", "leads out of its folder"),
+        ("notes.txt", "{secret}", "leads out of its folder"),
+        ("more.model", "/dev/null", "leads out of its folder"),
+        ("1_Pooling", "{outside}", "is no folder inside this one"),
+        ("notes.txt", "{nothing}", "there is no such file"),
+    ],
+)
+def test_what_a_folder_links_to_is_not_copied(
+    name: str, target: str, said: str, tiny_generator: Path, tmp_path: Path
+) -> None:
+    outside, source, new = tmp_path / "outside", tmp_path / "source", tmp_path / "new"
+    outside.mkdir()
+    (outside / "config.json").write_text('{"secret": 1}')
+    shutil.copytree(tiny_generator, source)
+    places = {"secret": outside / "config.json", "outside": outside, "nothing": source / "nothing"}
+    (source / name).unlink(missing_ok=True)
+    (source / name).symlink_to(target.format(**places))
+    result = polyhead("quantize", str(source), str(new))
+    assert result.exit_code == 1
+    assert name in result.stderr
+    assert said in result.stderr
+    assert not new.exists()
+
+
+def test_a_file_too_long_or_a_pipe_is_not_copied(tiny_generator: Path, tmp_path: Path) -> None:
+    source, new = tmp_path / "source", tmp_path / "new"
+    shutil.copytree(tiny_generator, source)
+    with (source / "notes.txt").open("wb") as file:
+        file.truncate(files.VOCABULARY + 1)
+    assert "notes.txt: is longer than 64 MiB" in polyhead("quantize", str(source), str(new)).stderr
+    (source / "notes.txt").unlink()
+    os.mkfifo(source / "notes.txt")
+    assert "notes.txt: is no regular file" in polyhead("quantize", str(source), str(new)).stderr
+    assert not new.exists()
+
+
+def test_what_a_hub_s_cache_links_to_is_copied(tiny_generator: Path, tmp_path: Path) -> None:
+    home = tmp_path / "models--some--model"
+    snapshot = home / "snapshots" / "main"
+    snapshot.mkdir(parents=True)
+    shutil.copytree(tiny_generator, home / "blobs")
+    for file in (home / "blobs").iterdir():
+        (snapshot / file.name).symlink_to(Path("../../blobs") / file.name)
+    result = polyhead("quantize", str(snapshot), str(tmp_path / "new"))
+    assert result.exit_code == 0, result.stderr
+    assert (tmp_path / "new" / "tokenizer.json").read_bytes() == (tiny_generator / "tokenizer.json").read_bytes()
+    assert not (tmp_path / "new" / "tokenizer.json").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("out", "said"), [("dangling", "is a link to what is not there"), ("file/new", "the folder cannot be written")]
+)
+def test_a_folder_that_cannot_be_made_is_said(out: str, said: str, tiny_classifier: Path, tmp_path: Path) -> None:
+    (tmp_path / "dangling").symlink_to(tmp_path / "nothing")
+    (tmp_path / "file").write_text("")
+    result = polyhead("quantize", str(tiny_classifier), str(tmp_path / out))
+    assert (result.exit_code, result.exception.__class__) == (1, SystemExit)
+    assert said in result.stderr
+
+
+def test_fused_and_transposed_matrices_are_refused(tmp_path: Path) -> None:
+    tokenizer = checkpoints.byte_level_bpe()
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=32, n_layer=1, n_head=4, n_positions=64)
+    checkpoints.save(GPT2LMHeadModel(config), tokenizer, tmp_path / "gpt2")
+    result = polyhead("quantize", str(tmp_path / "gpt2"), str(tmp_path / "out"))
+    assert "gpt2 keeps matrices transposed" in result.stderr

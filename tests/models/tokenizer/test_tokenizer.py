@@ -1,0 +1,722 @@
+"""Tokenizers: equal to the reference implementation, exact in streams, and clear about what is wrong with a file."""
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Backend
+from tokenizers import models as backends
+
+from polyhead.models.core.errors import CheckpointError, EncodingError, UnsupportedError
+from polyhead.models.tokenizer import Encoding, Tokenizer
+from polyhead.models.tokenizer.gguf_vocabulary import (
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+)
+from polyhead.models.tokenizer.token_text import Spelling, byte_alphabet
+
+CORPUS = [
+    "Hello world, the quick brown fox jumps over the lazy dog. It's 2024, we'll see; they're 12345 years old!",
+    "def f(x):\n    return x + 1  # a comment\n\n\n\tif x == 10:\r\n\t\tpass\n",
+    "Ünïcode: naïve café, 你好世界 привет мир, emoji 😀👩‍👩‍👧 and 'quotes' HTTPServer camelCase",
+    "hello hello world world 111 222 1234 12 34 56   spaces    and\ttabs\n\n newlines \n",
+] * 3
+TEXTS = [
+    *CORPUS[:4],
+    "",
+    " ",
+    "x",
+    " leading and trailing ",
+    "1234567 1,234.5 ½ ٣٤",
+    "e\u0301 a\u0308 \u1100\u1161",
+    "\x00\x01\u200b\ufeff\ufffd",
+    "😀" * 5,
+    "don't DON'T we'LL\u00a0nbsp",
+    "a" * 300,
+    "<|start|>user\nhi<|end|>",
+]
+SPECIALS = ["<|start|>", "<|end|>", "<unk>"]
+anything = st.text(alphabet=st.characters(exclude_categories=["Cs"]), max_size=40)
+
+
+def trained(split: pre_tokenizers.PreTokenizer, merges: int = 300) -> Backend:
+    """A small byte-level vocabulary."""
+    backend = Backend(backends.BPE())
+    backend.pre_tokenizer = split
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=256 + len(SPECIALS) + merges,
+        special_tokens=SPECIALS,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    return backend
+
+
+def merges_of(backend: Backend) -> list[str]:
+    return [" ".join(merge) for merge in json.loads(backend.to_str())["model"]["merges"]]
+
+
+def byte_level_fields(backend: Backend, pre: str = "gpt-2", **more: Any) -> dict[str, Any]:
+    pieces = sorted(backend.get_vocab(), key=backend.get_vocab().__getitem__)
+    fields = {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": pieces,
+        "token_type": [CONTROL if piece in SPECIALS else NORMAL for piece in pieces],
+        "merges": merges_of(backend),
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        **more,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
+
+
+def sentencepiece_fields(**more: Any) -> dict[str, Any]:
+    """A SentencePiece vocabulary with byte fallback: scores fall with the order in which its pieces were learnt."""
+    backend = Backend(backends.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    alphabet = sorted({c for text in CORPUS[:2] for c in text if c.isprintable()})
+    trainer = trainers.BpeTrainer(
+        vocab_size=260, initial_alphabet=alphabet, limit_alphabet=len(alphabet), show_progress=False
+    )
+    backend.train_from_iterator([text.replace("\n", " ") for text in CORPUS[:2]], trainer)
+    learnt = sorted(backend.get_vocab(), key=backend.get_vocab().__getitem__)
+    learnt = [piece for piece in learnt if piece not in "\u2581"] + ["\u2581"]
+    head = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "  ", "<tool>"]
+    fields = {
+        "model": "llama",
+        "tokens": head + learnt,
+        "scores": [0.0] * len(head) + [-float(rank) for rank in range(len(learnt))],
+        "token_type": [UNKNOWN, CONTROL, CONTROL, *[6] * 256, USER_DEFINED, USER_DEFINED, *[NORMAL] * len(learnt)],
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **more,
+    }
+    return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
+
+
+def word_pieces() -> list[str]:
+    letters = sorted({c.lower() for text in CORPUS for c in text if not c.isspace()})
+    words = [
+        "hello",
+        "world",
+        "the",
+        "quick",
+        "##ick",
+        "##ing",
+        "'",
+        "don",
+        "t",
+        "##ox",
+        "##mps",
+        "cafe",
+        "na",
+        "##ive",
+    ]
+    marked = ["##" + letter for letter in letters if letter.isalnum()]
+    head = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return list(dict.fromkeys([*head, *letters, *marked, *words]))
+
+
+def word_piece_folder(folder: Path, **config: Any) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in word_pieces()), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "BertTokenizer", **config}))
+    return folder
+
+
+def word_piece_tokenizer() -> Tokenizer:
+    pieces = [
+        piece[2:] if piece.startswith("##") else piece if piece.startswith("[") and len(piece) > 1 else "\u2581" + piece
+        for piece in word_pieces()
+    ]
+    roles = {"cls": 3, "seperator": 4, "padding": 0, "mask": 5, "unknown": 2}
+    fields: dict[str, Any] = {f"tokenizer.ggml.{role}_token_id": index for role, index in roles.items()}
+    fields["tokenizer.ggml.model"], fields["tokenizer.ggml.tokens"] = "bert", pieces
+    fields["tokenizer.ggml.token_type"] = [
+        CONTROL if index in roles.values() else NORMAL for index in range(len(pieces))
+    ]
+    return Tokenizer.from_gguf(fields)
+
+
+def from_json(backend: Backend, folder: Path, **config: Any) -> Tokenizer:
+    folder.mkdir(exist_ok=True)
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return Tokenizer.from_folder(folder)
+
+
+def metaspace() -> Backend:
+    """Unigram pieces with the Metaspace decoder, as XLM-RoBERTa has them."""
+    pieces = [("<unk>", 0.0), ("\u2581", -2.0), ("\u2581he", -1.0), ("llo", -1.0), ("\u2581\u2581", -3.0), ("é", -4.0)]
+    backend = Backend(backends.Unigram(pieces, unk_id=0))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace()
+    backend.decoder = decoders.Metaspace()
+    return backend
+
+
+def undecorated() -> Backend:
+    return Backend(backends.WordLevel({"a": 0, "bc": 1, "é": 2, "<unk>": 3}, unk_token="<unk>"))
+
+
+BYTE_LEVEL = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+STREAMED: dict[str, Callable[[Path], Tokenizer]] = {
+    "byte level": lambda folder: Tokenizer.from_gguf(byte_level_fields(BYTE_LEVEL)),
+    "sentencepiece": lambda folder: Tokenizer.from_gguf(sentencepiece_fields()),
+    "sentencepiece, no prefix": lambda folder: Tokenizer.from_gguf(sentencepiece_fields(add_space_prefix=False)),
+    "word pieces": lambda folder: word_piece_tokenizer(),
+    "metaspace": lambda folder: from_json(metaspace(), folder),
+    "no decoder": lambda folder: from_json(undecorated(), folder),
+}
+
+
+# What comes out of a stream
+
+
+@pytest.mark.parametrize("kind", STREAMED)
+def test_a_stream_joins_up_to_the_whole(kind: str, tmp_path: Path) -> None:
+    tokenizer = STREAMED[kind](tmp_path)
+    ids = st.lists(st.integers(0, tokenizer.vocab_size + 2), max_size=30)
+
+    @settings(max_examples=300, deadline=None)
+    @given(ids, st.booleans())
+    def check(ids: list[int], skip: bool) -> None:
+        stream = tokenizer.stream(skip_special=skip)
+        parts = [stream.push(token) for token in ids]
+        last = stream.flush()
+        assert "".join(parts) + last == tokenizer.decode(ids, skip_special=skip)
+        reference = tokenizer._backend.decode(ids, skip_special_tokens=skip)
+        # Of bytes that are no text, the library loses the good characters beside them too.
+        if "\ufffd" not in reference or "sentencepiece" not in kind:
+            assert "".join(parts) + last == reference
+
+    check()
+
+
+@pytest.mark.parametrize("kind", ["byte level", "sentencepiece", "sentencepiece, no prefix"])
+def test_streams_give_whole_characters_only(kind: str, tmp_path: Path) -> None:
+    tokenizer = STREAMED[kind](tmp_path)
+
+    @settings(max_examples=200, deadline=None)
+    @given(anything)
+    def check(text: str) -> None:
+        text = text.replace("\ufffd", "").replace("\u2581", "")
+        ids = tokenizer.encode(text, special=False).ids
+        stream = tokenizer.stream(skip_special=False)
+        parts = [stream.push(token) for token in ids]
+        assert stream.flush() == ""
+        assert "".join(parts) == text
+        assert not any("\ufffd" in part for part in parts)
+
+    check()
+
+
+def test_half_a_character_is_held_back_and_flushed() -> None:
+    tokenizer = Tokenizer.from_gguf(sentencepiece_fields())
+    stream = tokenizer.stream()
+    ids = [3 + byte for byte in "é".encode()]
+    assert [stream.push(token) for token in [*ids, ids[0]]] == ["", "é", ""]
+    assert stream.flush() == "\ufffd"
+
+
+def test_the_first_space_is_dropped_once_only() -> None:
+    tokenizer = Tokenizer.from_gguf(sentencepiece_fields())
+    hello, world = (tokenizer.encode(word, special=False).ids for word in ("the", "quick"))
+    stream = tokenizer.stream()
+    assert "".join(map(stream.push, [*hello, *world, *world])) == "the quick quick"
+    assert tokenizer.decode([1, *hello, *world, 2]) == "the quick"
+
+
+def test_a_stream_takes_the_same_time_for_every_token() -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level_fields(BYTE_LEVEL))
+    stream = tokenizer.stream()
+    started = time.thread_time()
+    for _ in range(100_000):
+        stream.push(300)
+    assert time.thread_time() - started < 3  # at all tokens again for every token it would be hours
+
+
+def test_ids_that_name_no_token_are_no_text() -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level_fields(BYTE_LEVEL))
+    beyond = tokenizer.vocab_size + 5
+    assert tokenizer.decode([beyond, -1]) == ""
+    assert (tokenizer.piece(beyond), tokenizer.piece_bytes(beyond), tokenizer.piece_bytes(-1)) == ("", b"", b"")
+
+
+@pytest.mark.parametrize("kind", ["byte level", "sentencepiece, no prefix"])
+def test_piece_bytes_are_the_bytes_of_the_text(kind: str, tmp_path: Path) -> None:
+    tokenizer = STREAMED[kind](tmp_path)
+    for text in CORPUS:
+        ids = tokenizer.encode(text, special=False).ids
+        assert b"".join(map(tokenizer.piece_bytes, ids)) == text.encode()
+
+
+def test_the_byte_alphabet_is_that_of_the_library() -> None:
+    assert set(byte_alphabet()) == set(pre_tokenizers.ByteLevel.alphabet())
+    assert sorted(byte_alphabet().values()) == list(range(256))
+
+
+# What goes in
+
+
+def test_lone_surrogates_are_named() -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level_fields(BYTE_LEVEL))
+    with pytest.raises(EncodingError, match=r"U\+D83D.*position 2"):
+        tokenizer.encode("ab\ud83d")
+    with pytest.raises(EncodingError, match=r"text 1 of the batch.*U\+DE00.*position 0"):
+        tokenizer.encode_batch(["ok", ("ok", "\ude00")])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(max_size=20))
+def test_any_string_encodes_or_is_refused(text: str) -> None:
+    tokenizer = SHARED
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        with pytest.raises(EncodingError):
+            tokenizer.encode(text)
+    else:
+        assert tokenizer.decode(tokenizer.encode(text, untrusted=True).ids) == text
+
+
+SHARED = Tokenizer.from_gguf(byte_level_fields(BYTE_LEVEL))
+
+
+def test_offsets_are_code_points_of_the_text() -> None:
+    text = "😀 hello 你好"
+    encoding = SHARED.encode(text)
+    at = encoding.pieces.index("Ġhello") if "Ġhello" in encoding.pieces else None
+    assert at is not None
+    assert text[slice(*encoding.offsets[at])] == " hello"
+    assert max(end for _, end in encoding.offsets) == len(text)
+
+
+def test_control_tokens_in_trusted_and_untrusted_text() -> None:
+    text = "<|start|>hi<|end|>"
+    assert SHARED.encode(text, special=False).ids[0] == 0
+    assert SHARED.encode(text, special=False).ids[-1] == 1
+    untrusted = SHARED.encode(text, special=False, untrusted=True)
+    assert not any(map(SHARED.is_special, untrusted.ids))
+    assert SHARED.decode(untrusted.ids) == text
+    assert listed(SHARED.encode_batch([text], special=False, untrusted=True)[0]) == listed(untrusted)
+    assert SHARED.encode(text, special=False).ids[0] == 0  # the switch leaves nothing behind
+
+
+def test_threads_share_a_tokenizer() -> None:
+    alone = [listed(SHARED.encode(text)) for text in TEXTS]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(5):
+            assert list(pool.map(lambda text: listed(SHARED.encode(text)), TEXTS)) == alone
+            marked = list(pool.map(lambda text: SHARED.encode(text, untrusted=True).ids, TEXTS))
+            assert marked[-1] != alone[-1][0]
+
+
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """The library's method for one text keeps the interpreter to itself until it is done."""
+    ticks: list[float] = []
+    done = threading.Event()
+
+    def tick() -> None:
+        while not done.wait(0.001):
+            ticks.append(time.perf_counter())
+
+    watching = threading.Thread(target=tick)
+    watching.start()
+    for _ in range(20):  # other processes may have had the core
+        began = time.perf_counter()
+        assert len(SHARED.encode("Ünïcode: naïve café, 12345. " * 20_000)) > 20_000
+        tenth = (time.perf_counter() - began) / 10
+        if between := [tick for tick in ticks if began + tenth < tick < began + 9 * tenth]:
+            break
+    done.set()
+    watching.join()
+    assert between
+
+
+def test_without_offsets_the_rest_is_the_same() -> None:
+    for text in [*TEXTS, ("hello world", "the fox")]:
+        [whole], [fast] = (SHARED.encode_batch([text], offsets=offsets) for offsets in (True, False))
+        assert len(whole) == len(whole.ids)
+        assert (fast.ids, fast.segments, fast.special) == (whole.ids, whole.segments, whole.special)
+
+
+# Equal to the reference: folders
+
+
+def listed(encoding: Encoding) -> tuple[list[Any], ...]:
+    return encoding.ids, encoding.segments, encoding.offsets, encoding.special, encoding.pieces
+
+
+def equal(ours: Tokenizer, reference: Any, texts: list[Any] = TEXTS) -> None:
+    for text in texts:
+        one = ours.encode(text) if isinstance(text, str) else ours.encode_batch([text])[0]
+        pair = (text,) if isinstance(text, str) else text
+        other = reference(
+            *pair, return_offsets_mapping=True, return_token_type_ids=True, return_special_tokens_mask=True
+        )
+        assert one.ids == other["input_ids"], text
+        assert one.segments == other["token_type_ids"], text
+        assert one.offsets == [tuple(each) for each in other["offset_mapping"]], text
+        assert one.special == [bool(each) for each in other["special_tokens_mask"]], text
+        for skip in (True, False):
+            expected = reference.decode(one.ids, skip_special_tokens=skip, clean_up_tokenization_spaces=False)
+            assert ours.decode(one.ids, skip_special=skip) == expected, text
+    assert [each.ids for each in ours.encode_batch(texts)] == [
+        (ours.encode(text) if isinstance(text, str) else ours.encode_batch([text])[0]).ids for text in texts
+    ]
+
+
+PAIRS = [("hello world", "the fox"), ("", "x"), ("a b", " ")]
+
+
+@pytest.mark.parametrize(
+    "config", [{}, {"do_lower_case": False}, {"strip_accents": False}, {"tokenize_chinese_chars": False}]
+)
+def test_vocab_txt_equals_the_reference(config: dict[str, Any], tmp_path: Path) -> None:
+    folder = word_piece_folder(tmp_path, **config)
+    vocab = {piece: index for index, piece in enumerate(word_pieces())}
+    ours = Tokenizer.from_folder(folder)
+    equal(ours, transformers.BertTokenizer(vocab=vocab, **config), [*TEXTS, *PAIRS])
+    assert (ours.pad_id, ours.vocab_size) == (0, len(vocab))
+
+
+def test_tokenizer_json_equals_the_reference_and_is_never_cut_or_padded(tmp_path: Path) -> None:
+    backend = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A <|end|>",
+        pair="<|start|> $A <|end|> $B:1 <|end|>:1",
+        special_tokens=[("<|start|>", 0), ("<|end|>", 1)],
+    )
+    backend.enable_truncation(8)
+    backend.enable_padding(length=16)
+    ours = from_json(backend, tmp_path, bos_token="<|start|>", eos_token={"content": "<|end|>"})
+    plain = Backend.from_str(backend.to_str())
+    plain.no_truncation()
+    plain.no_padding()
+    equal(ours, transformers.PreTrainedTokenizerFast(tokenizer_object=plain), [*TEXTS, *PAIRS])
+    assert (ours.bos_id, ours.eos_id, ours.pad_id, ours.bos_token) == (0, 1, None, "<|start|>")
+
+
+@pytest.mark.parametrize("name", ["GPT2Tokenizer", "RobertaTokenizer", "Qwen2Tokenizer"])
+def test_vocab_json_equals_the_reference(name: str, tmp_path: Path) -> None:
+    backend = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    vocab = dict(backend.get_vocab())
+    for piece in ("<s>", "</s>", "<pad>", "<mask>", "<|endoftext|>"):
+        vocab[piece] = len(vocab)
+    (tmp_path / "vocab.json").write_text(json.dumps(vocab))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges_of(backend)) + "\n")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name + "Fast"}))
+    merges = [tuple(merge.split(" ")) for merge in merges_of(backend)]
+    reference = getattr(transformers, name)(vocab=vocab, merges=merges)
+    equal(Tokenizer.from_folder(tmp_path), reference, [*TEXTS, *PAIRS])
+
+
+def closed_words() -> Backend:
+    """Merges over words whose last piece ends in </w>, as GPT's."""
+    backend = Backend(backends.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
+    backend.normalizer = normalizers.BertNormalizer(lowercase=True)
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.BPEDecoder(suffix="</w>")
+    trainer = trainers.BpeTrainer(
+        vocab_size=200, special_tokens=["<unk>"], end_of_word_suffix="</w>", show_progress=False
+    )
+    backend.train_from_iterator(CORPUS[:2], trainer)
+    return backend
+
+
+@pytest.mark.parametrize("file", ["tokenizer.json", "vocab.json"])
+def test_closed_words_equal_the_reference(file: str, tmp_path: Path) -> None:
+    backend = closed_words()
+    merges = [tuple(merge.split(" ")) for merge in merges_of(backend)]
+    reference = transformers.OpenAIGPTTokenizer(vocab=backend.get_vocab(), merges=merges)
+    if file == "vocab.json":
+        (tmp_path / "vocab.json").write_text(json.dumps(backend.get_vocab()))
+        (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges_of(backend)) + "\n")
+        (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "OpenAIGPTTokenizer"}')
+    else:
+        reference.save_pretrained(tmp_path)
+    ours = Tokenizer.from_folder(tmp_path)
+    equal(ours, reference, [*TEXTS, *PAIRS])
+    assert ours.decode(ours.encode("Hello, world").ids) == "hello , world"
+
+
+def test_the_space_behind_a_word_comes_with_what_follows_it(tmp_path: Path) -> None:
+    tokenizer = from_json(closed_words(), tmp_path)
+    ids = tokenizer.encode("hello lazy dog").ids
+    stream = tokenizer.stream()
+    parts = [stream.push(id) for id in ids]
+    assert (parts[0], stream.flush()) == ("hello", "")
+    assert not any(part.endswith(" ") for part in parts)
+    assert "".join(parts) == "hello lazy dog"
+    assert stream.push(10**6) == ""
+    assert tokenizer.piece_bytes(ids[0]) == b"hello "
+
+
+@given(st.lists(st.integers(0, 5), max_size=6))
+def test_any_closed_pieces_stream_to_what_the_library_decodes(ids: list[int]) -> None:
+    pieces = ["<unk>", "a", "b</w>", "</w>", "c</w>d", "</w>e</w></w>"]
+    backend = Backend(backends.BPE(vocab={piece: n for n, piece in enumerate(pieces)}, merges=[], unk_token="<unk>"))
+    backend.decoder = decoders.BPEDecoder(suffix="</w>")
+    spelling = Spelling(backend)
+    stream = spelling.stream()
+    text = "".join(map(stream.push, ids)) + stream.flush()
+    assert text == spelling.text(ids) == backend.decode(ids)
+
+
+def test_the_config_says_whether_bos_and_eos_are_added(tmp_path: Path) -> None:
+    backend = trained(pre_tokenizers.ByteLevel(add_prefix_space=False))
+    names = {"bos_token": "<|start|>", "eos_token": "<|end|>"}
+    assert from_json(backend, tmp_path, **names).encode("x").special == [False]
+    both = from_json(backend, tmp_path, **names, add_bos_token=True, add_eos_token=True)
+    assert both.encode("x").special == [True, False, True]
+    assert both.encode("x", special=False).special == [False]
+    backend.post_processor = processors.TemplateProcessing(
+        single="<|start|> $A", pair=None, special_tokens=[("<|start|>", 0)]
+    )
+    assert from_json(backend, tmp_path, **names).encode("x").special == [True, False]
+    assert from_json(backend, tmp_path, **names, add_bos_token=False).encode("x").special == [False]
+
+
+def test_added_tokens_in_the_files_beside(tmp_path: Path) -> None:
+    folder = word_piece_folder(tmp_path)
+    count = len(word_pieces())
+    (folder / "added_tokens.json").write_text(json.dumps({"<new>": count, "[X]": count + 1}))
+    (folder / "special_tokens_map.json").write_text(json.dumps({"additional_special_tokens": ["[X]"]}))
+    tokenizer = Tokenizer.from_folder(folder)
+    assert tokenizer.encode("hello<new>[X]", special=False).ids[-2:] == [count, count + 1]
+    assert (tokenizer.is_special(count), tokenizer.is_special(count + 1)) == (False, True)
+    assert (tokenizer.vocab_size, tokenizer.find("<new>"), tokenizer.find("no")) == (count + 2, count, None)
+
+
+# Equal to the reference: GGUF
+
+
+def split_by(*patterns: str) -> pre_tokenizers.PreTokenizer:
+    cuts = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+    return pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+
+
+LLAMA3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+ORIGINALS = {
+    "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "smollm": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    ),
+    "llama-bpe": split_by(LLAMA3),
+    "qwen2": split_by(LLAMA3.replace("{1,3}", "")),
+}
+
+
+@pytest.mark.parametrize("pre", ORIGINALS)
+def test_gguf_splits_text_as_the_original_does(pre: str) -> None:
+    # Learnt without any cut, so that merges cross every place where text has to be cut.
+    backend = trained(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False), merges=600)
+    ours = Tokenizer.from_gguf(byte_level_fields(backend, pre))
+    uncut = [backend.encode(text).ids for text in CORPUS]
+    backend.pre_tokenizer = ORIGINALS[pre]
+    if pre == "qwen2":
+        backend.normalizer = normalizers.NFC()
+    if pre == "llama-bpe":
+        backend.model = backends.BPE(
+            backend.get_vocab(), [tuple(merge.split(" ")) for merge in merges_of(backend)], ignore_merges=True
+        )
+    backend.add_special_tokens([AddedToken(piece, special=True) for piece in SPECIALS])
+    assert uncut != [backend.encode(text).ids for text in CORPUS]
+    for text in TEXTS:
+        expected = backend.encode(text)
+        assert ours.encode(text, special=False).ids == expected.ids, text
+        assert ours.encode(text, special=False).offsets == expected.offsets, text
+
+
+@pytest.mark.parametrize(
+    ("pre", "cut"),
+    [
+        ("gpt-2", ["12345", " 6"]),
+        ("smollm", ["1", "2", "3", "4", "5", " ", "6"]),
+        ("llama-bpe", ["123", "45", " ", "6"]),
+        ("qwen2", ["1", "2", "3", "4", "5", " ", "6"]),
+        ("deepseek-v3", ["123", "45", " ", "6"]),
+        ("tekken", ["1", "2", "3", "4", "5", " ", "6"]),
+        ("gpt-4o", ["123", "45", " ", "6"]),
+        ("deepseek-coder", ["1", "2", "3", "4", "5", " ", "6"]),
+    ],
+)
+def test_gguf_cuts_numbers(pre: str, cut: list[str]) -> None:
+    pieces = [*pre_tokenizers.ByteLevel.alphabet(), "12", "123", "45", "12345", "Ġ6"]
+    merges = ["1 2", "12 3", "4 5", "123 45", "Ġ 6"]
+    fields = {"model": "gpt2", "pre": pre, "tokens": pieces, "merges": merges}
+    tokenizer = Tokenizer.from_gguf({f"tokenizer.ggml.{key}": value for key, value in fields.items()})
+    assert [tokenizer.decode([token]) for token in tokenizer.encode("12345 6").ids] == cut
+
+
+@pytest.mark.parametrize("prefix", [True, False])
+def test_gguf_sentencepiece_equals_the_reference(prefix: bool) -> None:
+    fields = sentencepiece_fields(add_space_prefix=prefix)
+    pieces, scores, types = (fields[f"tokenizer.ggml.{key}"] for key in ("tokens", "scores", "token_type"))
+    ranks = {piece: scores[i] for i, piece in enumerate(pieces) if types[i] == NORMAL}
+    merges = transformers.tokenization_utils_base.generate_merges({p: i for i, p in enumerate(pieces)}, ranks)
+    reference = transformers.LlamaTokenizer(
+        vocab={piece: i for i, piece in enumerate(pieces)}, merges=merges, add_prefix_space=prefix
+    )
+    reference.add_tokens([AddedToken(piece, normalized=False) for piece in ("  ", "<tool>")])
+    ours = Tokenizer.from_gguf(fields)
+    compared = 0
+    # Where a text starts with a space, or goes on after a token found whole, this reference leaves out the space that
+    # SentencePiece puts in.
+    for text in (text for text in TEXTS if not (prefix and (text[:1].isspace() or "  " in text))):
+        expected = reference(text, add_special_tokens=False)["input_ids"]
+        assert ours.encode(text, special=False).ids == expected, text
+        assert ours.decode(expected, skip_special=False) == reference.decode(expected), text
+        compared += 1
+    assert compared > 7
+    assert ours.encode("x").ids[0] == 1
+    assert ours.encode("a<tool>").pieces[-1] == "<tool>"
+
+
+def test_gguf_sentencepiece_puts_its_space_everywhere() -> None:
+    tokenizer = Tokenizer.from_gguf(sentencepiece_fields())
+    assert tokenizer.encode(" x", special=False).pieces[0].startswith("\u2581")
+    assert tokenizer.decode(tokenizer.encode(" x").ids) == " x"
+    assert tokenizer.encode("the").offsets[-1] == (0, 3)
+
+
+def test_gguf_word_pieces_equal_the_folder(tmp_path: Path) -> None:
+    ours, folder = word_piece_tokenizer(), Tokenizer.from_folder(word_piece_folder(tmp_path))
+    for text in TEXTS:
+        assert listed(ours.encode(text)) == listed(folder.encode(text))
+    assert list(map(listed, ours.encode_batch(PAIRS))) == list(map(listed, folder.encode_batch(PAIRS)))
+    assert (ours.bos_id, ours.eos_id, ours.pad_id) == (3, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("pre", "more", "special"),
+    [
+        ("gpt-2", {}, [False]),
+        ("gpt-2", {"add_bos_token": True}, [True, False]),
+        ("gpt-2", {"add_bos_token": True, "add_eos_token": True}, [True, False, True]),
+        ("llama-bpe", {}, [True, False]),
+        ("llama-bpe", {"add_bos_token": False}, [False]),
+        ("roberta-bpe", {}, [True, False, True]),
+    ],
+)
+def test_gguf_says_what_stands_round_a_text(pre: str, more: dict[str, Any], special: list[bool]) -> None:
+    tokenizer = Tokenizer.from_gguf(byte_level_fields(BYTE_LEVEL, pre, **more))
+    assert tokenizer.encode("x").special == special
+    assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.bos_id, tokenizer.eos_id) == (
+        "<|start|>",
+        "<|end|>",
+        0,
+        1,
+    )
+    if pre == "roberta-bpe":
+        assert tokenizer.encode_batch([("x", "x")])[0].special == [True, False, True, True, False, True]
+
+
+def test_a_large_vocabulary_is_built_fast() -> None:
+    alphabet = list(pre_tokenizers.ByteLevel.alphabet())
+    pairs = [(a, b) for a in alphabet for b in alphabet][:49_000]
+    fields = {"model": "gpt2", "pre": "smollm", "tokens": alphabet + [a + b for a, b in pairs]}
+    fields["merges"] = [f"{a} {b}" for a, b in pairs]  # type: ignore[assignment]
+    started = time.thread_time()
+    Tokenizer.from_gguf({f"tokenizer.ggml.{key}": value for key, value in fields.items()})
+    assert time.thread_time() - started < 1
+
+
+# What is wrong with a file
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"model": "t5"}, "'t5'.*bert, gpt2, llama"),
+        ({"model": None}, "tokenizer.ggml.model is missing"),
+        ({"pre": "nosuch"}, "'nosuch'.*gpt-2.*qwen2.*smollm"),
+        ({"tokens": None}, "tokenizer.ggml.tokens is missing"),
+        ({"tokens": ["a", "a"], "token_type": [1, 1]}, "'a' twice, as 0 and as 1"),
+        ({"tokens": [1, 2]}, "tokens holds '1'"),
+        ({"token_type": [1]}, "token_type has 1 values for"),
+        ({"merges": None}, "tokenizer.ggml.merges is missing"),
+        ({"merges": ["ab"]}, "'ab', which is not two pieces"),
+        ({"merges": ["nosuch piece"]}, "no usable vocabulary"),
+        ({"bos_token_id": 10**6}, "bos_token_id is 1000000, outside"),
+        ({"bos_token_id": "x"}, "bos_token_id is 'x', a str"),
+        ({"bos_token_id": None, "add_bos_token": True}, "add_bos_token is set, but .*bos_token_id is missing"),
+    ],
+)
+def test_gguf_errors_name_the_field(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        Tokenizer.from_gguf(byte_level_fields(BYTE_LEVEL, **change))
+
+
+def test_gguf_scores_must_fit() -> None:
+    with pytest.raises(CheckpointError, match=r"scores has 1 values"):
+        Tokenizer.from_gguf(sentencepiece_fields(scores=[1.0]))
+
+
+FILES: list[tuple[dict[str, bytes], str]] = [
+    ({}, "no tokenizer.json, no vocab.txt"),
+    ({"tokenizer.json": b"{"}, "tokenizer.json: is no usable vocabulary"),
+    ({"tokenizer.json": b"\xff\xfe"}, "tokenizer.json: is not UTF-8"),
+    ({"tokenizer.json": b'{"model": {"type": "Nope"}}'}, "tokenizer.json: is no usable vocabulary"),
+    ({"vocab.txt": b"a\nb\n"}, r"vocab.txt: .*'\[UNK\]'"),
+    ({"vocab.txt": b"\xff"}, "vocab.txt: is not UTF-8"),
+    ({"vocab.txt": b"[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": b"[]"}, "tokenizer_config.json: .*list"),
+    ({"vocab.txt": b"[UNK]\n[CLS]\n[SEP]", "tokenizer_config.json": b"{"}, "tokenizer_config.json: is not JSON"),
+    ({"vocab.txt": b"[UNK]\n[CLS]\n[SEP]", "special_tokens_map.json": b'{"bos_token": 1}'}, "'1' for a special token"),
+    ({"vocab.txt": b"[UNK]\n[CLS]\n[SEP]", "added_tokens.json": b'{"x": 7}'}, "'x' has id 7.*3 in the vocabulary"),
+    ({"vocab.txt": b"[UNK]\n[CLS]\n[SEP]", "added_tokens.json": b'{"x": "y"}'}, "added_tokens.json: .*'y' for the id"),
+    ({"vocab.json": b'{"a": 0}'}, "merges.txt: is missing"),
+    ({"vocab.json": b'{"a": 0}', "merges.txt": b"a b c\n"}, "merges.txt: .*'a b c' in line 1"),
+    ({"vocab.json": b'{"a": 0}', "merges.txt": b"a b\n"}, "vocab.json: is no usable vocabulary"),
+    ({"vocab.json": b'{"a": "x"}', "merges.txt": b""}, "vocab.json: is no usable vocabulary"),
+]
+
+
+@pytest.mark.parametrize(("files", "said"), FILES)
+def test_folder_errors_name_the_file(files: dict[str, bytes], said: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=said):
+        Tokenizer.from_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "spiece.model", "sentencepiece.bpe.model"])
+def test_sentencepiece_models_are_refused_with_a_way_out(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(UnsupportedError, match=rf"{name}.*save_pretrained"):
+        Tokenizer.from_folder(tmp_path)
+
+
+def test_a_strange_class_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "CLIPTokenizer"}')
+    with pytest.raises(UnsupportedError, match=r"CLIPTokenizer.*save_pretrained"):
+        Tokenizer.from_folder(tmp_path)
+
+
+BPE = decoders.BPEDecoder
+
+
+@pytest.mark.parametrize("decoder", [decoders.CTC(), BPE(suffix=""), decoders.Sequence([BPE(), decoders.Fuse()])])
+def test_a_decoder_that_looks_ahead_is_refused(decoder: decoders.Decoder, tmp_path: Path) -> None:
+    backend = undecorated()
+    backend.decoder = decoder
+    with pytest.raises(UnsupportedError, match=r"(CTC|BPEDecoder).*known decoders"):
+        from_json(backend, tmp_path)

@@ -1,0 +1,412 @@
+"""Who may ask what: every route, with every kind of key, refused in the words of the dialect that owns it."""
+
+import asyncio
+import re
+from collections.abc import Iterator
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import orjson
+import pytest
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+from starlette.routing import Route
+
+from polyhead.service.api.access.auth import ACCESS, access
+from polyhead.service.api.access.authorized_models import Permitted, Served
+from polyhead.service.api.app import owner
+from polyhead.service.config.keys import SCOPES, Key
+from polyhead.service.core.errors import PolyheadError, Unavailable
+from polyhead.service.core.model import Model, State
+from polyhead.service.runtime.model_resolver import Offer
+from tests.support.scripted import (
+    Connection,
+    Registry,
+    application,
+    ask,
+    echo,
+    model,
+)
+
+TALK = [{"role": "user", "content": "The fox"}]
+INFER = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["The fox"]}]}
+FILL = {"name": "open", "alias": "open", "version": "1", "task": "text-generation"}
+
+
+def keys_file(folder: Path, **keys: dict[str, Any]) -> str:
+    """Keys called as their names."""
+    said = {name: {"hash": "sha256:" + sha256(name.encode()).hexdigest(), **fields} for name, fields in keys.items()}
+    (folder / "keys.yaml").write_bytes(orjson.dumps(said))  # JSON is YAML
+    return str(folder / "keys.yaml")
+
+
+@pytest.fixture(scope="module")
+def served(tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path) -> list[Model]:
+    generator = [model(tiny_generator, name, "generate") for name in ("open", "shut", "shut:adapter")]
+    return [
+        *generator,
+        model(tiny_classifier, "judge", "classify", labels=("bad", "good")),
+        model(tiny_embedder, "vectors", "embed"),
+        model(tiny_ranker, "ranker", "rank"),
+        model(tiny_classifier, "words", "fill"),
+    ]
+
+
+@pytest.fixture
+def app(served: list[Model], tmp_path: Path) -> FastAPI:
+    """Every key lacks one scope, that it is named after; and one has them all, but not all models."""
+    keys = {f"no-{scope}": {"scopes": [other for other in SCOPES if other != scope]} for scope in SCOPES}
+    keys |= {"all": {"scopes": list(SCOPES)}, "narrow": {"scopes": list(SCOPES), "models": ["open", "nobody"]}}
+    settings = {"keys_file": keys_file(tmp_path, **keys), "metrics_access": "key"}
+    return application(Registry(served, echo), **settings)
+
+
+def routes(app: FastAPI) -> Iterator[tuple[str, Route]]:
+    """Every route once for every verb."""
+    for route in app.routes:
+        found = getattr(route, "routes", None) or getattr(route, "original_router", None) or [route]
+        for each in getattr(found, "routes", found):
+            yield from ((method, each) for method in sorted(each.methods or ()))
+
+
+def asked(app: FastAPI, *calls: tuple[str, str, dict[str, str]]) -> list[httpx.Response]:
+    async def run() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            return [await client.request(method, path, headers=headers) for method, path, headers in calls]
+
+    return asyncio.run(run())
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def message(path: str, answer: httpx.Response) -> str:
+    """What an error says, in the shape of the dialect that owns the path, and nothing else."""
+    said = answer.json()
+    match owner(path).name:
+        case "Anthropic":
+            assert said.keys() == {"type", "error"}
+            kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+            assert (said["type"], said["error"].pop("type")) == ("error", kinds[answer.status_code])
+            return str(said["error"].pop("message"))
+        case "rerank":
+            assert said.keys() == {"message", "detail"}
+            return str(said["message"])
+        case "OpenAI" | "OpenAI responses":
+            assert said["error"].keys() == {"message", "type", "param", "code"}
+            codes = {401: "invalid_api_key", 403: "permission_denied", 429: "rate_limit_exceeded"}
+            assert said["error"]["code"] == codes[answer.status_code]
+            return str(said["error"]["message"])
+        case "text-embeddings-inference":
+            assert said.keys() == {"error", "error_type"}
+        case _:
+            assert said.keys() <= {"error", "error_type"}
+    return str(said["error"])
+
+
+# Scopes
+
+
+def test_every_route_is_what_the_table_says_and_the_table_says_no_more(app: FastAPI) -> None:
+    """A new route is decided about here, by whoever adds it."""
+    public = {"/", "/livez", "/startupz", "/readyz", "/health", "/docs", "/docs/{name}"}
+    public |= {"/v2/health/live", "/v2/health/ready", "/web/{name}"}
+    found = {(method, route.path): access(route.path, method) for method, route in routes(app)}
+    assert {path for (method, path), kind in found.items() if kind == "public"} == public
+    for (method, path), kind in found.items():
+        if kind == "public":
+            assert method in ("GET", "HEAD")
+        elif path.startswith(("/admin", "/v2/repository")):
+            assert kind == "admin"
+        elif path == "/metrics":
+            assert kind == "metrics"
+        else:
+            assert kind == ("models" if method in ("GET", "HEAD") else "inference"), (method, path)
+    prefixes = {line.rpartition(" ")[2] for line in ACCESS}
+    used = {prefix for prefix in prefixes for _, path in found if path == prefix or path.startswith(f"{prefix}/")}
+    assert used == prefixes, "no line of the table is about nothing"
+
+
+def test_every_route_with_no_key_a_wrong_one_one_of_other_scopes_and_its_own(app: FastAPI) -> None:
+    probed = 0
+    for method, route in routes(app):
+        path, kind = route.path.replace(":path", "").format(**FILL), access(route.path, method)
+        keys = ({}, bearer("wrong"), bearer(f"no-{kind}"), bearer("all"))
+        answers = asked(app, *((method, path, headers) for headers in keys))
+        statuses = [answer.status_code for answer in answers]
+        if kind == "public":
+            assert not {401, 403} & set(statuses), (method, path)
+            continue
+        assert statuses[:3] == [401, 401, 403], (method, path)
+        assert statuses[3] not in (401, 403), (method, path)
+        probed += 1
+        if method == "HEAD":
+            continue
+        assert "needs a key" in message(path, answers[0])
+        assert "not this server's" in message(path, answers[1])
+        assert f"the key 'no-{kind}' may not" in message(path, answers[2])
+        assert f"that needs the scope {kind}, it has" in message(path, answers[2])
+        assert [answer.headers.get("www-authenticate") for answer in answers[:3]] == ["Bearer", "Bearer", None]
+    assert probed > 50
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/messages/count_tokens"])
+def test_anthropics_header_opens_its_own_paths_alone(app: FastAPI, path: str) -> None:
+    answers = asked(
+        app,
+        ("POST", path, {"x-api-key": "all"}),
+        ("POST", path, {"x-api-key": "no-inference"}),
+        ("POST", path, {"x-api-key": "wrong"}),
+        ("POST", "/v1/completions", {"x-api-key": "all"}),
+    )
+    assert [answer.status_code for answer in answers] == [400, 403, 401, 401]
+
+
+@pytest.mark.parametrize("key", ["", "wrong", "no-inference"])
+def test_who_may_not_ask_is_told_so_before_the_body_is_read(app: FastAPI, key: str) -> None:
+    async def run() -> Connection:
+        connection = Connection("/v1/completions", b"{", key=key)
+        await connection.run(app)
+        assert connection.incoming.qsize() == 1, "the body was read"
+        return connection
+
+    assert asyncio.run(run()).sent[0]["status"] in (401, 403)
+
+
+def test_metrics_are_everybodys_unless_they_need_a_key(served: list[Model], tmp_path: Path) -> None:
+    path = keys_file(tmp_path, a={}, m={"scopes": ["metrics"]})
+    for settings, statuses in (({}, [200, 200, 200]), ({"metrics_access": "key"}, [401, 403, 200])):
+        app = application(Registry(served, echo), keys_file=path, **settings)
+        calls = [("GET", "/metrics", headers) for headers in ({}, bearer("a"), bearer("m"))]
+        assert [answer.status_code for answer in asked(app, *calls)] == statuses
+
+
+def test_administration_has_routes_where_a_key_of_the_file_may(served: list[Model], tmp_path: Path) -> None:
+    for scopes, status in ((["inference", "models"], 404), (["models", "inference", "admin"], 500)):
+        app = application(Registry(served, echo), keys_file=keys_file(tmp_path, a={"scopes": scopes}))
+        [answer, described] = asked(app, ("GET", "/admin/models", bearer("a")), ("GET", "/v2", bearer("a")))
+        assert answer.status_code == status  # this registry knows nothing of changes
+        assert ("model_repository" in described.json()["extensions"]) is (status == 500)
+
+
+# Models
+
+TEXT = {"inputs": "The fox"}
+PASSAGES = {"query": "a", "texts": ["b"]}
+SENTENCES = {"inputs": {"source_sentence": "a", "sentences": ["b"]}}
+TALKED: dict[str, Any] = {"messages": TALK, "max_tokens": 2}
+BODIES: dict[str, Any] = {
+    "/v1/completions": {"model": "shut", "prompt": "The fox"},
+    "/v1/chat/completions": {"model": "shut", **TALKED},
+    "/v1/chat/template": {"model": "shut", **TALKED},
+    "/v1/responses": {"model": "shut", "input": "The fox"},
+    "/v1/messages": {"model": "shut", **TALKED},
+    "/v1/messages/count_tokens": {"model": "shut", "messages": TALK},
+    "/v1/embeddings": {"model": "vectors", "input": "The fox"},
+    "/v1/rerank": {"model": "ranker", "query": "a", "documents": ["b"]},
+    "/v1/explain": {"model": "shut", "input": "The fox"},
+    "/detokenize": {"model": "shut", "tokens": [5]},
+    "/tokenize": {"model": "shut", "prompt": "The fox"},
+    "/models/judge/tokenize": TEXT,
+    "/models/judge/decode": {"ids": [5]},
+    "/models/judge/predict": TEXT,
+    "/models/vectors/embed": TEXT,
+    "/models/vectors/embed_all": TEXT,
+    "/models/words/embed_sparse": TEXT,
+    "/models/ranker/rerank": PASSAGES,
+    "/models/vectors/similarity": SENTENCES,
+    "/generate": {"inputs": "The fox", "parameters": {"adapter_id": "shut:adapter"}},
+    "/models/shut/generate": TEXT,
+    "/generate_stream": {"inputs": "The fox", "parameters": {"adapter_id": "shut:adapter"}},
+    "/models/shut/generate_stream": TEXT,
+    "/v2/models/judge/infer": INFER,
+    "/v2/models/judge/versions/1/infer": INFER,
+    "/v2/models/shut/generate": {"text_input": "The fox"},
+    "/v2/models/shut/versions/1/generate": {"text_input": "The fox"},
+    "/v2/models/shut/generate_stream": {"text_input": "The fox"},
+    "/v2/models/shut/versions/1/generate_stream": {"text_input": "The fox"},
+    "/models/judge/pipeline/text-classification": TEXT,
+    "/models/judge": TEXT,
+    "/models/open": {"inputs": "The fox", "parameters": {"adapter_id": "shut:adapter"}},
+}
+NAMELESS: dict[str, tuple[str, Any]] = {  # which ask the only model there is
+    "/": ("shut", TEXT),
+    "/decode": ("shut", {"ids": [5]}),
+    "/generate": ("shut", TEXT),
+    "/generate_stream": ("shut", TEXT),
+    "/pipeline/text-generation": ("shut", TEXT),
+    "/predict": ("judge", TEXT),
+    "/embed": ("vectors", TEXT),
+    "/embed_all": ("vectors", TEXT),
+    "/embed_sparse": ("words", TEXT),
+    "/rerank": ("ranker", PASSAGES),
+    "/similarity": ("vectors", SENTENCES),
+}
+LOOKED_AT = ("/v1/models/shut", "/models/judge/info", "/v2/models/shut", "/v2/models/shut/ready")
+LOOKED_AT += ("/v2/models/shut/versions/1", "/v2/models/shut/versions/1/ready")
+
+
+def posted(app: FastAPI, key: str, bodies: dict[str, Any]) -> dict[str, httpx.Response]:
+    async def run() -> dict[str, httpx.Response]:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver", headers=bearer(key)) as client:
+            return {path: await client.post(path, json=body) for path, body in bodies.items()}
+
+    return asyncio.run(run())
+
+
+def let_in(path: str) -> int:
+    """The status of what is answered; this registry's model says numbers that are no words, and nothing explains it."""
+    if path == "/v1/explain":
+        return 409
+    return 500 if path.endswith("embed_sparse") else 200
+
+
+def test_no_dialect_has_a_way_to_a_model_that_the_key_may_not_use(app: FastAPI) -> None:
+    for path, answer in posted(app, "narrow", BODIES).items():
+        assert answer.status_code == 403, (path, answer.text)
+        assert "the key 'narrow' may not use the model" in message(path, answer)
+        assert "it may use open, nobody" in message(path, answer)
+    for path, answer in posted(app, "all", BODIES).items():
+        assert answer.status_code == let_in(path), (path, answer.text)
+
+
+def test_the_only_model_is_not_for_everybody(served: list[Model], tmp_path: Path) -> None:
+    keys = keys_file(tmp_path, narrow={"models": ["open"]}, all={"models": ["*"]})
+    for only in served:
+        app = application(Registry([only], echo), keys_file=keys)
+        bodies = {path: body for path, (name, body) in NAMELESS.items() if name == only.name}
+        assert all(answer.status_code == 403 for answer in posted(app, "narrow", bodies).values()) or not bodies
+        for path, answer in posted(app, "all", bodies).items():
+            assert answer.status_code == let_in(path), (path, answer.text)
+        shut, seen = asked(app, ("GET", "/info", bearer("narrow")), ("GET", "/info", bearer("all")))
+        assert (shut.status_code, seen.status_code) == (200 if only.name == "open" else 403, 200)
+
+
+def test_every_route_that_asks_a_model_is_tried_above(app: FastAPI) -> None:
+    tried = {route.path for path in (*BODIES, *NAMELESS) for route in matching(app, "POST", path)}
+    every = {r.path for m, r in routes(app) if m == "POST" and access(r.path, m) == "inference"}
+    assert every == tried
+
+
+def matching(app: FastAPI, method: str, path: str) -> Iterator[Route]:
+    """The route that answers: the first, as the router has it."""
+    scope = {"type": "http", "method": method, "path": path, "root_path": "", "headers": []}
+    for verb, route in routes(app):
+        if verb == method and isinstance(route, APIRoute) and route.matches(scope)[0].value == 2:
+            yield route
+            return
+
+
+def test_a_key_sees_its_own_models(app: FastAPI) -> None:
+    one, every = asked(app, ("GET", "/v1/models", bearer("narrow")), ("GET", "/v1/models", bearer("all")))
+    assert [found["id"] for found in one.json()["data"]] == ["open"]
+    assert len(every.json()["data"]) == 7
+    for path in LOOKED_AT:
+        shut, seen = asked(app, ("GET", path, bearer("narrow")), ("GET", path, bearer("all")))
+        assert (shut.status_code, seen.status_code) == (403, 200), path
+        assert "may not use the model" in message(path, shut)
+
+
+def test_what_is_not_there_is_said_so_only_of_names_that_the_key_may_use(app: FastAPI) -> None:
+    calls = [("GET", f"/v1/models/{name}", bearer("narrow")) for name in ("nobody", "somebody", "open")]
+    assert [answer.status_code for answer in asked(app, *calls)] == [404, 403, 200]
+
+
+def test_an_error_names_only_models_that_the_key_may_use(served: list[Model], tmp_path: Path) -> None:
+    """On every route, with every model's name, one that is not there, and none."""
+    keys = keys_file(tmp_path, some={"models": ["open", "words", "nobody*"]}, all={})
+    app = application(Registry(served, echo), keys_file=keys)
+    others = [model.name for model in served if model.name not in ("open", "words")]
+
+    def said(key: str) -> list[tuple[str, str]]:
+        answers: list[tuple[str, httpx.Response]] = []
+        for name in ("words", "open", "nobody-here"):
+            own = {path: body for path, body in BODIES.items() if "adapter_id" not in str(body)}
+            paths = {path: re.sub("/models/[a-z]+", f"/models/{name}", path) for path in own}
+            answers += posted(app, key, {paths[path]: body | {"model": name} for path, body in own.items()}).items()
+        answers += posted(app, key, {path: body for path, (_, body) in NAMELESS.items()}).items()
+        answers += [("/info", answer) for answer in asked(app, ("GET", "/info", bearer(key)))]
+        return [(path, answer.text) for path, answer in answers if answer.is_error]
+
+    some, every = said("some"), said("all")
+    for wanted in ("models that can: open", "there are: open, words", "/models/NAME/...: open"):
+        assert any(wanted in text for _, text in some), wanted
+    for path, text in some:
+        assert not [name for name in others if re.search(rf"\b{name}\b", text)], (path, text)
+    assert any("there are: open, shut, shut:adapter" in text for _, text in every)
+
+
+def test_while_models_load_a_key_is_not_told_their_names(served: list[Model]) -> None:
+    def unavailable(name: str) -> PolyheadError:
+        return Unavailable(f"{name} is not ready yet", retry_after=7)
+
+    offer = Offer({"open": State("ready", 1.0), "shut": State("loading")}, served[:1], unavailable)
+    with pytest.raises(Unavailable, match="not all models are loaded yet") as caught:
+        Permitted(cast(Served, offer), Key("some", models=("open",))).only(["generate"])
+    assert caught.value.retry_after == 7
+    with pytest.raises(Unavailable, match="shut is not ready yet"):
+        Permitted(cast(Served, offer), Key("all")).only(["generate"])
+
+
+def test_an_alias_that_the_key_may_use_leads_to_its_model(served: list[Model], tmp_path: Path) -> None:
+    registry = Registry(served, echo)
+    registry.served["prod"] = registry.served["shut"]  # as the registry resolves an alias
+    keys = keys_file(tmp_path, alias={"models": ["prod"]}, own={"models": ["shut"]}, other={"models": ["open"]})
+    app = application(registry, keys_file=keys)
+    calls = [("GET", "/v1/models/prod", bearer(key)) for key in ("alias", "own", "other")]
+    assert [answer.status_code for answer in asked(app, *calls)] == [200, 200, 403]
+    assert asked(app, ("GET", "/v1/models/shut", bearer("alias")))[0].status_code == 403
+
+
+# Limits
+
+
+def test_a_key_that_has_spent_its_minute_is_told_when_to_come_again(served: list[Model], tmp_path: Path) -> None:
+    keys = keys_file(tmp_path, slow={"requests_per_minute": 1}, thrifty={"tokens_per_minute": 3}, free={})
+    app = application(Registry(served, echo), keys_file=keys)
+    one = {"/v1/completions": {"model": "open", "prompt": list(range(5, 35)), "max_tokens": 1}}
+    for key, what in (("slow", "1 requests a minute"), ("thrifty", "3 tokens a minute")):
+        first = posted(app, key, one)["/v1/completions"]
+        assert first.status_code == 200
+        left = {name: value for name, value in first.headers.items() if name.startswith("x-ratelimit-remaining")}
+        assert left == {f"x-ratelimit-remaining-{what.split()[1]}": "0"}
+        for path, answer in posted(app, key, BODIES).items():
+            assert answer.status_code == 429, path
+            assert f"the key {key!r} may spend {what}, and has none left" in message(path, answer)
+            assert 1 <= int(answer.headers["retry-after"]) <= 600
+            prefix = "anthropic-ratelimit" if path.startswith("/v1/messages") else "x-ratelimit"
+            assert any(name.startswith(prefix) for name in answer.headers)
+        [listed] = asked(app, ("GET", "/v1/models", bearer(key)))
+        assert listed.status_code == 200, "who may not ask may look"
+    free = posted(app, "free", one)["/v1/completions"]
+    assert free.status_code == 200
+    assert not [name for name in free.headers if "ratelimit" in name]
+    page = app.state.server.metrics.page("")[0].decode()
+    assert f'polyhead_rejections_total{{code="rate_limit_exceeded"}} {2.0 * len(BODIES)}' in page
+
+
+def test_who_is_refused_is_nobody_in_flight_and_pays_nothing(served: list[Model], tmp_path: Path) -> None:
+    keys = keys_file(tmp_path, slow={"requests_per_minute": 2}, metrics={"scopes": ["metrics"]})
+    app = application(Registry(served, echo), keys_file=keys)
+    body = {"/v1/completions": {"model": "open", "prompt": "a"}}
+    assert [
+        posted(app, key, body)["/v1/completions"].status_code for key in ("metrics", "x", "slow", "slow", "slow")
+    ] == [
+        403,
+        401,
+        200,
+        200,
+        429,
+    ]
+    assert app.state.server.admission.in_flight == 0
+    assert set(app.state.server.quotas._quotas) == {"slow"}
+
+
+def test_where_no_key_is_asked_for_everything_is_open(served: list[Model]) -> None:
+    app = application(Registry(served, echo))
+    assert ask(app, ("/v1/completions", {"model": "shut", "prompt": "a"}))[0].status_code == 200

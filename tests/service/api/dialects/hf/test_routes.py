@@ -1,0 +1,444 @@
+"""The dialect of Hugging Face's tasks against scripted models: which task, what shape, what is refused."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+from fastapi import FastAPI
+
+from polyhead.service.api.dialects.hf import routes as hf
+from polyhead.service.api.dialects.hf.wire import (
+    AnswerCall,
+    ClassifyCall,
+    EmbedCall,
+    FillCall,
+    GenerateCall,
+    LabelCall,
+    LikenessCall,
+    ZeroShotCall,
+    read_answer,
+    read_embed,
+    read_generate,
+    read_label,
+)
+from polyhead.service.api.shared import dialect
+from polyhead.service.api.shared import pipeline_outputs as findings
+from polyhead.service.api.shared.hf_generation import GenerateParameters
+from polyhead.service.api.shared.hf_generation_write import chunks, spelled, write_error
+from polyhead.service.api.shared.pipeline_outputs import applied
+from polyhead.service.core.errors import (
+    BadRequest,
+    Expired,
+    NotFound,
+    Overloaded,
+    PolyheadError,
+    StepFailed,
+    Unauthorized,
+)
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import (
+    Done,
+    Failed,
+    Generate,
+    Request,
+)
+from polyhead.service.text import zero_shot
+from polyhead.service.text.answer_spans import Asking
+from polyhead.service.text.detokenizer import Drawn, Piece, Scored
+from polyhead.service.text.entities import Entity
+from polyhead.service.text.inputs import Windows
+from tests.support.scripted import (
+    WAIT,
+    Connection,
+    Registry,
+    application,
+    ask,
+    echo,
+    model,
+    spoken,
+    until,
+)
+
+LABELS = ("bad", "so-so", "good")
+SHOT = {"inputs": "a film", "parameters": {"candidate_labels": ["fox", "dog"]}}
+
+
+@pytest.fixture(scope="module")
+def models(tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path, tiny_generator: Path) -> list[Model]:
+    return [
+        model(tiny_classifier, "judge", "classify", labels=LABELS),
+        model(tiny_classifier, "org/nli", "classify", labels=("contradiction", "neutral", "ENTAILMENT")),
+        model(tiny_embedder, "vectors", "embed"),
+        model(tiny_ranker, "ranker", "rank", labels=("LABEL_0",)),
+        model(tiny_classifier, "tagger", "tag", labels=("O", "PER")),
+        model(tiny_classifier, "reader", "span"),
+        model(tiny_classifier, "filler", "fill"),
+        model(tiny_generator, "talker", "generate"),
+    ]
+
+
+@pytest.fixture
+def registry(models: list[Model]) -> Registry:
+    return Registry(models, echo)
+
+
+@pytest.fixture
+def app(registry: Registry) -> FastAPI:
+    return application(registry, max_batch_texts=8)
+
+
+def refused(app: FastAPI, path: str, body: Any, status: int = 400) -> str:
+    (answer,) = ask(app, (path, body))
+    assert answer.status_code == status, answer.text
+    assert answer.json().keys() <= {"error", "error_type"}
+    return str(answer.json()["error"])
+
+
+# Which task
+
+
+def test_tasks_of_heads(models: list[Model]) -> None:
+    assert {one.name: hf.tasks_of(one) for one in models} == {
+        "judge": ["text-classification"],
+        "org/nli": ["text-classification", "zero-shot-classification"],
+        "vectors": ["feature-extraction", "sentence-similarity"],
+        "ranker": ["text-classification"],
+        "tagger": ["token-classification"],
+        "reader": ["question-answering"],
+        "filler": ["fill-mask"],
+        "talker": ["text-generation"],
+    }
+
+
+def test_the_address_or_the_shape_says_the_task(app: FastAPI) -> None:
+    like = {"inputs": {"source_sentence": "a film", "sentences": ["a film"]}}
+    plain, shot, vector, near, named, at_root = ask(
+        app,
+        ("/models/org/nli", {"inputs": "a film"}),
+        ("/models/org/nli", SHOT),
+        ("/models/vectors", {"inputs": "a film"}),
+        ("/models/vectors", like),
+        ("/models/vectors/pipeline/sentence-similarity", like),
+        ("/pipeline/sentence-similarity", like),
+    )
+    assert [one["label"] for one in plain.json()[0]] == ["contradiction", "neutral", "ENTAILMENT"]
+    assert {one["label"] for one in shot.json()} == {"fox", "dog"}
+    assert len(vector.json()) == 4
+    assert near.json() == named.json() == at_root.json() == [pytest.approx(near.json()[0])]
+
+
+def test_another_head_s_task_says_which_there_are(app: FastAPI) -> None:
+    said = refused(app, "/models/judge/pipeline/fill-mask", {"inputs": "a [MASK]"})
+    assert said == "judge has the task text-classification, not fill-mask"
+    said = refused(app, "/models/judge", SHOT)
+    assert said.startswith("judge has the task text-classification, not zero-shot-classification, which needs a label")
+    assert said.endswith("there are: bad, so-so, good")
+    said = refused(app, "/models/judge", {"inputs": {"question": "a", "context": "b"}})
+    assert said.endswith("; judge has the task text-classification")
+    said = refused(app, "/models/vectors", {"inputs": 7})
+    assert said.endswith("; vectors has the tasks feature-extraction and sentence-similarity")
+    assert "no task is called 'dance'" in refused(app, "/pipeline/dance", {}, 404)
+    assert "name one of them in the address" in refused(app, "/", {"inputs": "a"})
+    assert "no model is called 'nobody'" in refused(app, "/models/nobody", {"inputs": "a"}, 404)
+
+
+def test_neighbouring_routes_stay_as_they_are(app: FastAPI) -> None:
+    predict, info, listing = ask(
+        app, ("/models/judge/predict", {"inputs": "a"}), ("/models/judge/info", None), ("/v1/models/judge", None)
+    )
+    assert predict.json()[0].keys() == {"label", "score"}
+    assert info.json()["served_model_name"] == "judge"
+    assert listing.json()["id"] == "judge"
+
+
+# What is read
+
+
+def test_labels_of_texts(app: FastAPI) -> None:
+    one, several, best, raw, high = ask(
+        app,
+        ("/models/judge", {"inputs": "a film"}),
+        ("/models/judge", {"inputs": ["a film", {"text": "a", "text_pair": "film"}]}),
+        ("/models/judge", {"inputs": "a film", "parameters": {"top_k": 1}}),
+        ("/models/judge", {"inputs": "a film", "parameters": {"function_to_apply": "none", "truncation": True}}),
+        ("/models/judge", {"inputs": "a film", "parameters": {"threshold": 40}}),
+    )
+    assert [each["label"] for each in one.json()[0]] == list(LABELS)
+    assert several.json()[0] == one.json()[0]
+    assert len(several.json()) == 2
+    assert best.json() == [one.json()[0][:1]]
+    assert raw.json() == one.json(), "what is scripted has no function"
+    assert high.json() == [[each for each in one.json()[0] if each["score"] >= 40]]
+
+
+def test_functions_of_scores() -> None:
+    assert applied("softmax", [1000.0, 1000.0]) == [0.5, 0.5]
+    assert applied("sigmoid", [-1000.0, 0.0, 1000.0]) == [0.0, 0.5, 1.0]
+    assert applied("none", [3.0]) == applied("", [3.0]) == [3.0]
+
+
+def test_windows_only_when_asked() -> None:
+    def windows(**given: Any) -> Windows | None:
+        wire = AnswerCall.read({"inputs": {"question": "a", "context": "b"}, "parameters": given})
+        return read_answer(wire).windows
+
+    assert windows() is None
+    assert windows(doc_stride=5) == Windows(overlap=5, size=384)
+    assert windows(max_seq_len=100) == Windows(overlap=50, size=100)
+    assert windows(max_seq_len=4000) == Windows(overlap=128, size=4000)
+    wire = AnswerCall.read(
+        {"inputs": [{"question": "a", "context": "b"}], "parameters": {"top_k": 3, "align_to_words": False}}
+    )
+    assert read_answer(wire).asking == Asking(top_k=3, whole_words=False)
+    assert not wire.is_one
+    labelled = LabelCall.read({"inputs": "a", "parameters": {"stride": 7, "aggregation_strategy": "max"}})
+    assert read_label(labelled).windows == Windows(overlap=7)
+
+
+def test_options_of_vectors_beside_the_inputs_or_inside() -> None:
+    for given in ({"normalize": False, "dimensions": 3}, {"parameters": {"normalize": False, "dimensions": 3}}):
+        asked = read_embed(EmbedCall.read({"inputs": "a", **given}))
+        assert (asked.raw, asked.unit, asked.dimensions) == (True, False, 3)
+    plain, unit = (read_embed(EmbedCall.read({"inputs": "a", **given})) for given in ({}, {"normalize": True}))
+    assert (plain.raw, plain.unit, unit.raw, unit.unit) == (False, False, False, True)
+    with pytest.raises(BadRequest, match="normalize: give all options beside inputs, or all in parameters"):
+        read_embed(EmbedCall.read({"inputs": "a", "normalize": True, "parameters": {"truncate": True}}))
+
+
+@pytest.mark.parametrize(
+    ("given", "temperature"),
+    [
+        ({}, 0),
+        ({"do_sample": True}, 1),
+        ({"top_p": 0.5}, 1),
+        ({"temperature": 0.3}, 0.3),
+        ({"do_sample": False, "top_k": 3}, 0),
+    ],
+)
+def test_tokens_are_drawn_only_when_asked(given: Any, temperature: float) -> None:
+    asked = read_generate(
+        GenerateCall.read({"inputs": "a", "parameters": {**given, "stop": "x", "stop_sequences": ["y"]}})
+    )
+    assert asked.sampling.temperature == temperature
+    assert asked.stops == ("x", "y")
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "said"),
+    [
+        (ClassifyCall, {"inputs": "a", "parameters": {"top_k": 0}}, "parameters.top_k: must be between 1"),
+        (
+            ClassifyCall,
+            {"inputs": "a", "parameters": {"topk": 1}},
+            "parameters.topk: is not a known field; did you mean",
+        ),
+        (
+            ClassifyCall,
+            {"inputs": "a", "parameters": {"function_to_apply": "tanh"}},
+            "parameters.function_to_apply: must",
+        ),
+        (ClassifyCall, {"inputs": "a", "stream": True}, "stream: true is not supported"),
+        (ClassifyCall, {"inputs": [{"text": 1}]}, 'inputs: must be a string, {"text", "text_pair"} or a list'),
+        (ClassifyCall, {}, "inputs: is required"),
+        (ClassifyCall, [], "the body: must be an object"),
+        (ClassifyCall, {"inputs": "a", "options": {"cache": 1}}, "options.cache: is not a known field"),
+        (
+            LabelCall,
+            {"inputs": "a", "parameters": {"aggregation_strategy": "best"}},
+            "parameters.aggregation_strategy: must",
+        ),
+        (
+            LabelCall,
+            {"inputs": "a", "parameters": {"ignore_labels": ["x"] * 1001}},
+            "ignore_labels: must have at most 1000",
+        ),
+        (AnswerCall, {"inputs": {"question": "a"}}, 'inputs: must be {"question", "context"}'),
+        (AnswerCall, {"inputs": {"question": "", "context": "b"}}, 'inputs: must be {"question", "context"}'),
+        (AnswerCall, {"inputs": [], "parameters": {"max_answer_len": 0}}, "parameters.max_answer_len: must be between"),
+        (
+            FillCall,
+            {"inputs": "a", "parameters": {"targets": ["a" * 257]}},
+            "parameters.targets: must be a string or a",
+        ),
+        (FillCall, {"inputs": "a", "parameters": {"top_k": 1001}}, "parameters.top_k: must be between 1 and 1000"),
+        (EmbedCall, {"inputs": "a", "encoding_format": "base64"}, 'encoding_format: "base64" is not supported'),
+        (LikenessCall, {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences: must have at least 1"),
+        (ZeroShotCall, {"inputs": "a"}, "parameters: is required"),
+        (
+            GenerateCall,
+            {"inputs": "a", "parameters": {"watermark": True}},
+            "parameters.watermark: true is not supported",
+        ),
+        (GenerateCall, {"inputs": "a", "parameters": {"best_of": 0}}, "parameters.best_of: must be between 1 and 128"),
+    ],
+)
+def test_what_is_refused_by_name(kind: Any, body: Any, said: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        kind.read(body)
+    assert said in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"candidate_labels": []}, "parameters.candidate_labels: must be 1 to 100 labels, got 0"),
+        ({"candidate_labels": " , "}, "parameters.candidate_labels: must be 1 to 100 labels, got 0"),
+        ({"candidate_labels": ["a"] * 101}, "parameters.candidate_labels: must be 1 to 100 labels, got more"),
+        ({"candidate_labels": "a," * 9999}, "parameters.candidate_labels: must be 1 to 100 labels, got more"),
+        ({"candidate_labels": "a" * 257}, "parameters.candidate_labels: each must have at most 256 characters"),
+        ({"candidate_labels": "a", "hypothesis_template": "This."}, "parameters.hypothesis_template: must have a {}"),
+        ({"candidate_labels": "a", "hypothesis_template": "{0}"}, "parameters.hypothesis_template: must have a {}"),
+        (
+            {"candidate_labels": "a", "hypothesis_template": "{}" * 501},
+            "parameters.hypothesis_template: must have at most",
+        ),
+        ({"candidate_labels": ["a"] * 9}, "inputs: 1 texts with 9 labels are 9 pairs, at most 8 a call"),
+    ],
+)
+def test_labels_and_templates_are_bounded(app: FastAPI, parameters: Any, said: str) -> None:
+    assert refused(app, "/models/org/nli", {"inputs": "a", "parameters": parameters}).startswith(said)
+
+
+def test_pairs_are_counted_before_any_is_made(app: FastAPI, monkeypatch: pytest.MonkeyPatch) -> None:
+    def made(*given: Any) -> str:
+        raise AssertionError("a hypothesis is made of a call that is refused")
+
+    monkeypatch.setattr(zero_shot, "hypothesis", made)
+    body = {"inputs": ["a"] * 100_000, "parameters": {"candidate_labels": [str(name) for name in range(100)]}}
+    said = "inputs: 100000 texts with 100 labels are 10000000 pairs, at most 8 a call"
+    assert refused(app, "/models/org/nli", body).startswith(said)
+
+
+def test_a_long_unknown_name_is_compared_with_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[str] = []
+    monkeypatch.setattr(dialect, "get_close_matches", lambda name, *_, **__: compared.append(name) or [])
+    with pytest.raises(BadRequest, match=r"^aaa.*: is not a known field$"):
+        ClassifyCall.read({"inputs": "a", "a" * 8_000_000: 1})
+    assert not compared
+    with pytest.raises(BadRequest):
+        ClassifyCall.read({"inputs": "a", "a" * 100: 1})
+    assert compared == ["a" * 100]
+
+
+def test_a_template_is_no_program(app: FastAPI, registry: Registry, models: list[Model]) -> None:
+    parameters = {"candidate_labels": "{0.__class__}", "hypothesis_template": "{!r} fox {}"}
+    ask(app, ("/models/org/nli", {"inputs": "dog", "parameters": parameters}))
+    (encoding,) = models[1].tokenizer.encode_batch([("dog", "{!r} fox {0.__class__}")])
+    assert registry.requests[0].tokens == tuple(encoding.ids)
+
+
+def test_what_entails() -> None:
+    logits = np.array([[1.0, 0.0, 3.0], [2.0, 9.0, 1.0]])
+    assert zero_shot.entailment(("no", "maybe", "Entailment")) == 2
+    assert zero_shot.entailment(LABELS) is None
+    one, two = zero_shot.probabilities(logits, 2, several=True)
+    assert (one, two) == pytest.approx((1 / (1 + np.exp(-2)), 1 / (1 + np.exp(1))))
+    assert sum(zero_shot.probabilities(logits, 2, several=False)) == pytest.approx(1)
+    assert zero_shot.probabilities(logits[:1], 0, several=False) == pytest.approx([1 / (1 + np.exp(2))])
+
+
+# What is generated
+
+
+def test_stop_strings_length_and_the_end(app: FastAPI, models: list[Model]) -> None:
+    asked = {"inputs": "The quick fox", "parameters": {"details": True}}
+    end, cut, long = ask(
+        app,
+        ("/models/talker", asked),
+        ("/models/talker", {**asked, "parameters": {"details": True, "stop": ["fox"], "return_full_text": True}}),
+        ("/models/talker", {**asked, "parameters": {"details": True, "max_new_tokens": 2}}),
+    )
+    reasons = [answer.json()[0]["details"]["finish_reason"] for answer in (end, cut, long)]
+    assert reasons == ["eos_token", "stop_sequence", "length"]
+    assert cut.json()[0]["generated_text"] == "The quick foxThe quick fox"
+    for answer in (end, long):
+        [found] = answer.json()
+        assert "".join(token["text"] for token in found["details"]["tokens"]) == found["generated_text"]
+    assert refused(app, "/models/talker", {"inputs": "a", "parameters": {"max_new_tokens": 100}}).startswith(
+        "parameters.max_new_tokens: the prompt has"
+    )
+    assert refused(app, "/models/talker", {"inputs": ["a"], "stream": True}).startswith("stream: only for one text")
+    (several,) = ask(app, ("/models/talker", {"inputs": ["The fox", "a"]}))
+    assert [[one["generated_text"] for one in each] for each in several.json()] == [["The fox"], ["a"]]
+
+
+def test_an_error_in_a_stream_is_its_last_event(models: list[Model]) -> None:
+    def broken(model: Model, request: Request) -> Any:
+        yield from spoken("fox", model.tokenizer)
+        yield Failed(StepFailed("the step failed"))
+
+    (answer,) = ask(application(Registry(models, broken)), ("/models/talker", {"inputs": "a", "stream": True}))
+    events = [orjson.loads(line.removeprefix("data:")) for line in answer.text.split("\n\n") if line]
+    assert answer.status_code == 200
+    assert events[-1] == {"error": "the step failed", "error_type": "generation"}
+    assert events[0]["token"]["text"]
+
+
+def test_a_client_that_leaves_frees_what_it_held(models: list[Model]) -> None:
+    def endless(model: Model, request: Request) -> Any:
+        yield from spoken("fox", model.tokenizer)
+        yield WAIT
+        yield Done("stop", 1)
+
+    registry = Registry(models, endless)
+
+    async def run() -> None:
+        connection = Connection("/models/talker", orjson.dumps({"inputs": "a", "stream": True}))
+        task = asyncio.create_task(connection.run(application(registry)))
+        await until(lambda: b"data:" in connection.body)
+        connection.drop()
+        await task
+
+    asyncio.run(run())
+    assert [source.aborted for source in registry.sources] == [True]
+    assert isinstance(registry.requests[0], Generate)
+
+
+def test_tokens_take_their_parts_of_the_text() -> None:
+    drawn = [Drawn(Scored(b"", 0), offset, (), id) for id, offset in enumerate((3, 5, 5, 6))]
+    assert [text for _, text in spelled(drawn, 3, "abcde")] == ["ab", "", "c", "de"]
+    assert [text for _, text in spelled(drawn[1:], 4, "bcde")] == ["b", "c", "de"]
+    assert spelled([], 0, "x") == []
+
+
+def test_text_that_comes_without_a_token_comes_with_the_next(models: list[Model]) -> None:
+    """What might have begun a stop string is shown later than the token that it is of."""
+
+    async def pieces() -> AsyncGenerator[tuple[int, Piece], None]:
+        yield 0, Piece("x", (Drawn(Scored(b"xab", 0), 0, (), 5),))
+        yield 0, Piece("ab")
+        yield 0, Piece("c", (Drawn(Scored(b"c", 0), 3, (), 6),))
+        yield 0, Piece("d")
+        yield 0, Piece("", (), "length")
+
+    async def told() -> list[Any]:
+        return [each async for each in chunks(GenerateParameters(), models[-1], "a", pieces(), 0)]
+
+    events = asyncio.run(told())
+    assert [event["token"]["text"] for event in events] == ["x", "abc", "d"]
+    assert [event["token"]["special"] for event in events] == [False, False, True]
+    assert events[-1]["generated_text"] == "xabcd"
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (BadRequest("x"), "validation"),
+        (Overloaded("x"), "overloaded"),
+        (StepFailed("x"), "generation"),
+        (Expired("x"), "generation"),
+        (NotFound("x"), None),
+        (Unauthorized("x"), None),
+    ],
+)
+def test_errors(error: PolyheadError, kind: str | None) -> None:
+    assert write_error(error) == {"error": "x"} | ({"error_type": kind} if kind else {})
+
+
+def test_the_first_token_of_a_text_is_told_by_its_index() -> None:
+    assert findings.entity(Entity("PER", 0.5, "a", 0, 1, index=0))["index"] == 0
+    assert "index" not in findings.entity(Entity("PER", 0.5, "a", 0, 1))

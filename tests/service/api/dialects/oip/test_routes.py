@@ -1,0 +1,387 @@
+"""The Open Inference Protocol: tensors in and beside JSON, on scripted models; Triton's client on a real server."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import transformers as tf
+import tritonclient.http as triton
+from fastapi import FastAPI
+from tritonclient.utils import InferenceServerException
+
+from polyhead.service.api.dialects.oip.tensors import (
+    HEADER,
+    Given,
+    Tensor,
+    lengthy,
+    texts,
+    written,
+)
+from polyhead.service.core.errors import BadRequest
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import Encode, Generate
+from tests.support import checkpoints
+from tests.support.processes import Process
+from tests.support.scripted import (
+    Registry,
+    application,
+    ask,
+    echo,
+    model,
+    numbers,
+)
+
+LABELS = ("bad", "so-so", "good")
+TEXTS = ["a good film", "größer, 日本"]
+KEY = "s3cret"
+ADMIN = {"Authorization": f"Bearer {KEY}"}
+
+
+def tensor(name: str = "text", data: Any = TEXTS, **others: Any) -> dict[str, Any]:
+    return {"name": name, "datatype": "BYTES", "shape": [len(data)], "data": data, **others}
+
+
+def asked(*inputs: dict[str, Any], **others: Any) -> dict[str, Any]:
+    return {"inputs": list(inputs) or [tensor()], **others}
+
+
+def outputs(answer: Any) -> dict[str, Any]:
+    return {one["name"]: one for one in answer.json()["outputs"]}
+
+
+@pytest.fixture(scope="module")
+def models(tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path, tiny_generator: Path) -> list[Model]:
+    return [
+        model(tiny_classifier, "judge", "classify", labels=LABELS),
+        model(tiny_embedder, "org/vectors", "embed"),
+        model(tiny_ranker, "ranker", "rank", labels=("LABEL_0",)),
+        model(tiny_classifier, "reader", "span"),
+        model(tiny_generator, "talker", "generate"),
+    ]
+
+
+@pytest.fixture
+def registry(models: list[Model]) -> Registry:
+    return Registry(models, echo)
+
+
+@pytest.fixture
+def app(registry: Registry) -> FastAPI:
+    return application(registry, max_batch_texts=8)
+
+
+def refused(app: FastAPI, name: str, body: Any, status: int = 400) -> str:
+    (answer,) = ask(app, (f"/v2/models/{name}/infer", body))
+    assert answer.status_code == status, answer.text
+    assert answer.json().keys() == {"error"}
+    return str(answer.json()["error"])
+
+
+# Tensors
+
+
+def given(data: Any = None, raw: bytes | None = None, shape: tuple[int, ...] = (2,), datatype: str = "BYTES") -> Given:
+    return Given("text", datatype, shape, data, raw)
+
+
+RAW = b"".join(lengthy(text.encode()) for text in TEXTS)
+
+
+def test_strings_in_json_and_beside_it() -> None:
+    assert RAW[:4] == bytes((11, 0, 0, 0))
+    for shape in ((2,), (2, 1)):
+        assert texts(given(TEXTS, shape=shape), 8) == TEXTS
+        assert texts(given([[text] for text in TEXTS], shape=shape), 8) == TEXTS
+        assert texts(given(raw=RAW, shape=shape), 8) == TEXTS
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (given(TEXTS, datatype="FP32"), 'text: datatype must be BYTES, got "FP32"'),
+        (given(TEXTS, shape=()), "text: shape must be [N] or [N, 1], got []"),
+        (given(TEXTS, shape=(1, 2)), "text: shape must be [N] or [N, 1], got [1,2]"),
+        (given(TEXTS, shape=(9,)), "text: must be 1 to 8 texts, its shape says 9"),
+        (given([], shape=(0,)), "text: must be 1 to 8 texts, its shape says 0"),
+        (given(TEXTS, shape=(3,)), "text: shape says 3 texts, data has 2"),
+        (given("ab"), "text: data must be a list"),
+        (given(["a", 1]), "text[1]: must be a string, got 1"),
+        (given(["a", ["b", "c"]]), 'text[1]: must be a string, got ["b","c"]'),
+        (given(raw=RAW[:-1]), "text[1]: its binary data of "),
+        (given(raw=b"\x01"), "text[0]: its binary data of 1 bytes end inside this text"),
+        (given(raw=b"\xff\xff\xff\xffa"), "text[0]: its binary data of 5 bytes end"),
+        (given(raw=RAW, shape=(1,)), "text: shape says 1 texts, 20 bytes are left"),
+        (given(raw=lengthy(b"a") + lengthy(b"\xff")), "text[1]: is not UTF-8"),
+    ],
+)
+def test_what_a_tensor_cannot_be(wrong: Given, said: str) -> None:
+    with pytest.raises(BadRequest) as caught:
+        texts(wrong, 8)
+    assert caught.value.message.startswith(said)
+
+
+def test_outputs_in_json_and_beside_it() -> None:
+    found = [Tensor("score", "FP32", (2,), [0.5, 2.0]), Tensor("label", "BYTES", (2,), ["é", ""])]
+    body = written({"model_name": "m"}, found, frozenset(("score",)))
+    head = json.loads(body.content[: body.json_bytes])
+    assert head["outputs"][0] == {
+        "name": "score",
+        "datatype": "FP32",
+        "shape": [2],
+        "parameters": {"binary_data_size": 8},
+    }
+    assert head["outputs"][1]["data"] == ["é", ""]
+    assert np.frombuffer(body.content[body.json_bytes :], "<f4").tolist() == [0.5, 2.0]
+    assert written({}, found[1:], frozenset(("label",))).content.endswith(b"\x02\0\0\0\xc3\xa9\0\0\0\0")
+
+
+# What each head says
+
+
+def test_scores_vectors_and_text(app: FastAPI, registry: Registry, models: list[Model]) -> None:
+    judged, pairs, ranked, vectors, said = ask(
+        app,
+        ("/v2/models/judge/infer", asked(id="7")),
+        (
+            "/v2/models/judge/versions/1/infer",
+            asked(tensor(), tensor("text_pair", ["a", "b"]), parameters={"raw": True}),
+        ),
+        ("/v2/models/ranker/infer", asked(tensor("text_pair"), tensor("text", ["a", "b"]))),
+        ("/v2/models/org/vectors/infer", asked(parameters={"dimensions": 2, "timeout": 5_000_000})),
+        ("/v2/models/talker/infer", asked(parameters={"max_tokens": 3})),
+    )
+    requests = [request for request in registry.requests if isinstance(request, Encode)]
+    expected = [numbers(models[0], request) for request in requests[:2]]
+    found = outputs(judged)
+    assert {key: judged.json()[key] for key in ("model_name", "model_version", "id")} == {
+        "model_name": "judge",
+        "model_version": "1",
+        "id": "7",
+    }
+    assert found["probabilities"]["shape"] == [2, 3]
+    assert found["probabilities"]["data"] == [value for row in expected for value in row]
+    assert found["label"] == {"name": "label", "datatype": "BYTES", "shape": [2], "data": ["bad", "bad"]}
+    assert [request.raw for request in requests[:4]] == [False, False, True, True]
+    assert set(requests[2].segments) == {0, 1}
+    (encoding,) = models[2].tokenizer.encode_batch([("a", TEXTS[0])])
+    assert requests[4].tokens == tuple(encoding.ids)
+    assert outputs(ranked)["score"]["shape"] == [2]
+    assert outputs(vectors)["embedding"]["shape"] == [2, 2]
+    assert outputs(pairs).keys() == {"probabilities", "label"}
+    generated = [request for request in registry.requests if isinstance(request, Generate)]
+    assert [request.max_tokens for request in generated] == [3, 3]
+    assert outputs(said)["finish_reason"]["data"] == ["length", "length"]
+
+
+def test_only_the_wanted_outputs_in_their_order(app: FastAPI) -> None:
+    one, two = ask(
+        app,
+        ("/v2/models/judge/infer", asked(outputs=[{"name": "label"}])),
+        ("/v2/models/judge/infer", asked(outputs=[{"name": "label"}, {"name": "probabilities"}])),
+    )
+    assert [each["name"] for each in one.json()["outputs"]] == ["label"]
+    assert [each["name"] for each in two.json()["outputs"]] == ["label", "probabilities"]
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "said"),
+    [
+        ("judge", {"inputs": []}, "inputs: must have at least 1 item(s)"),
+        ("judge", asked(tensor("txt")), "inputs: 'txt' is no input of this model; it takes text, text_pair"),
+        ("judge", asked(tensor("text_pair")), "inputs: the tensor text is required"),
+        ("judge", asked(tensor(), tensor()), "inputs: there are two tensors 'text'"),
+        (
+            "judge",
+            asked(tensor(), tensor("text_pair", ["a"])),
+            "inputs: must all have as many texts, text has 2, text_",
+        ),
+        ("judge", asked(outputs=[{"name": "score"}]), "outputs[0].name: judge has no output 'score'; it has prob"),
+        ("judge", asked(parameters={"top_k": 3}), "parameters.top_k: is not a known field"),
+        ("judge", asked(parameters={"sequence_id": 3}), "parameters.sequence_id: 3 is not supported"),
+        (
+            "judge",
+            asked(tensor(parameters={"shared_memory_region": "a"})),
+            "inputs[0].parameters.shared_memory_region: ",
+        ),
+        ("judge", asked(tensor(parameters={"binary_data_size": 3})), "text: has data and a binary_data_size"),
+        ("judge", asked(tensor(data=["a", ""])), "text[1]: is empty"),
+        ("judge", asked(outputs=[{"name": "label", "parameters": {"classification": 2}}]), "outputs[0].parameters.cl"),
+        ("judge", asked(*[tensor()] * 9), "inputs: must have at most 8 items"),
+        ("reader", asked(), "inputs: 'text' is no input of this model; it takes question, context"),
+        ("reader", asked(tensor("question"), tensor("context", ["a", "film " * 99])), "context[1]: the input has"),
+        ("talker", asked(parameters={"max_tokens": 999}), "parameters.max_tokens: the prompt has"),
+    ],
+)
+def test_what_is_refused_names_the_tensor(app: FastAPI, registry: Registry, name: str, body: Any, said: str) -> None:
+    assert refused(app, name, body).startswith(said)
+    assert not registry.requests, "nothing is computed for it"
+
+
+def test_binary_data_is_as_long_as_it_says(app: FastAPI) -> None:
+    head = json.dumps(asked({"name": "text", "datatype": "BYTES", "shape": [2], "parameters": {"binary_data_size": 9}}))
+
+    async def post(body: bytes, length: str) -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            return await client.post("/v2/models/judge/infer", content=body, headers={HEADER: length})
+
+    def said(body: bytes, length: Any) -> str:
+        answer = asyncio.run(post(body, str(length)))
+        assert answer.status_code == 400
+        return str(answer.json()["error"])
+
+    full = head.encode() + RAW
+    assert said(full, len(head)).startswith(f"inputs: their binary_data_size come to 9 bytes, {len(RAW)} follow")
+    for length in (len(full) + 1, -1, "x", "9" * 60):
+        assert said(full, length).startswith(f"{HEADER}: must be at most the {len(full)} bytes of the body")
+    assert said(full, len(head) - 1).startswith("the body is not valid JSON")
+
+
+def test_models_and_versions(app: FastAPI) -> None:
+    server, live, ready, judge, there, other, nobody = ask(
+        app,
+        ("/v2", None),
+        ("/v2/health/live", None),
+        ("/v2/health/ready", None),
+        ("/v2/models/org/vectors/versions/1", None),
+        ("/v2/models/org/vectors/versions/1/ready", None),
+        ("/v2/models/judge/versions/2", None),
+        ("/v2/models/nobody/ready", None),
+    )
+    assert server.json()["extensions"] == ["binary_tensor_data", "generate"]
+    assert (live.json(), ready.json()) == ({"live": True}, {"ready": True})
+    assert judge.json()["outputs"] == [{"name": "embedding", "datatype": "FP32", "shape": [-1, 4]}]
+    assert there.json() == {"name": "org/vectors", "ready": True}
+    assert (other.status_code, other.json()["error"]) == (404, "judge has version 1 only, got '2'")
+    assert nobody.status_code == 404
+    assert ask(app, ("/v2/repository/index", {}))[0].status_code == 404, "only for administrators"
+
+
+# Triton's client
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory, tiny_classifier: Path, tiny_generator: Path) -> dict[str, Path]:
+    def made(name: str, kind: Any) -> Path:
+        return checkpoints.encoder(tmp_path_factory.mktemp(name), kind)
+
+    return {
+        "judge": tiny_classifier,
+        "tagger": made("tagger", tf.BertForTokenClassification),
+        "reader": made("reader", tf.BertForQuestionAnswering),
+        "filler": made("filler", tf.BertForMaskedLM),
+        "chat": tiny_generator,
+    }
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[str, Path]) -> Iterator[Process]:
+    named = (f"{name}={folder}" for name, folder in folders.items())
+    process = Process(*named, "--executor", "torch", "--admin-key", KEY, "--drain-seconds", "0", "--model-root", "/")
+    process.ready()
+    yield process
+    assert process.stop() == 0, process.log
+
+
+@pytest.fixture
+def client(server: Process) -> triton.InferenceServerClient:
+    return triton.InferenceServerClient(server.url.removeprefix("http://"))
+
+
+def column(name: str, values: list[str], *, binary: bool) -> triton.InferInput:
+    made = triton.InferInput(name, [len(values)], "BYTES")
+    made.set_data_from_numpy(np.array(values, dtype=np.object_), binary_data=binary)
+    return made
+
+
+def test_triton_sees_server_and_models(client: triton.InferenceServerClient) -> None:
+    assert client.is_server_live()
+    assert client.is_server_ready()
+    assert client.is_model_ready("judge")
+    assert client.is_model_ready("judge", "1")
+    assert not client.is_model_ready("nobody")
+    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data", "generate", "model_repository"]
+    described = client.get_model_metadata("judge")
+    assert [one["name"] for one in described["inputs"]] == ["text", "text_pair"]
+    assert described["outputs"][0] == {"name": "probabilities", "datatype": "FP32", "shape": [-1, 3]}
+    assert described["parameters"]["labels"] == list(checkpoints.LABELS)
+
+
+@pytest.mark.parametrize("binary_in", [False, True])
+@pytest.mark.parametrize("binary_out", [False, True])
+def test_triton_infers(
+    client: triton.InferenceServerClient, folders: dict[str, Path], binary_in: bool, binary_out: bool
+) -> None:
+    wanted = [triton.InferRequestedOutput(name, binary_data=binary_out) for name in ("label", "probabilities")]
+    result = client.infer("judge", [column("text", TEXTS, binary=binary_in)], outputs=wanted, request_id="a")
+    reference = tf.pipeline("text-classification", model=str(folders["judge"]), device="cpu")
+    probabilities = result.as_numpy("probabilities")
+    assert probabilities.shape == (2, 3)
+    for row, best, theirs in zip(probabilities, result.as_numpy("label"), reference(TEXTS, top_k=None), strict=True):
+        assert (best.decode() if binary_out else best) == theirs[0]["label"]
+        scores = {each["label"]: each["score"] for each in theirs}
+        assert row.tolist() == pytest.approx([scores[label] for label in checkpoints.LABELS], abs=1e-4)
+    assert result.get_response()["id"] == "a"
+
+
+def test_triton_infers_what_is_found(client: triton.InferenceServerClient, folders: dict[str, Path]) -> None:
+    def found(name: str, output: str, *columns: tuple[str, list[str]], **parameters: Any) -> list[Any]:
+        inputs = [column(each, values, binary=True) for each, values in columns]
+        array = client.infer(name, inputs, parameters=parameters).as_numpy(output)
+        return [json.loads(each) for each in array]
+
+    tags = tf.pipeline("token-classification", model=str(folders["tagger"]), device="cpu")
+    entities = found("tagger", "entities", ("text", TEXTS), aggregation_strategy="simple")
+    assert [[each["word"] for each in one] for one in entities] == [
+        [each["word"] for each in one] for one in tags(TEXTS, aggregation_strategy="simple")
+    ]
+    masked = ["The quick [MASK] fox.", "a [MASK] film"]
+    fill = tf.pipeline("fill-mask", model=str(folders["filler"]), device="cpu")
+    words = found("filler", "words", ("text", masked), top_k=2)
+    assert [[each["sequence"] for each in one] for one in words] == [
+        [each["sequence"] for each in one] for one in fill(masked, top_k=2)
+    ]
+    questions = ("question", ["who", "where"]), ("context", TEXTS)
+    answers = found("reader", "answers", *questions, top_k=2, max_answer_len=2)
+    for text, one in zip(TEXTS, answers, strict=True):
+        assert len(one) == 2
+        assert all(text[each["start"] : each["end"]] == each["answer"] for each in one)
+    best = client.infer("reader", [column(*each, binary=False) for each in questions], parameters={"max_answer_len": 2})
+    assert [each.decode() for each in best.as_numpy("answer")] == [one[0]["answer"] for one in answers]
+    said = client.infer("chat", [column("text", ["The quick"], binary=True)], parameters={"max_tokens": 5})
+    generator = tf.pipeline("text-generation", model=str(folders["chat"]), device="cpu")
+    theirs = generator("The quick", max_new_tokens=5, do_sample=False, return_full_text=False)
+    assert said.as_numpy("text")[0].decode() == theirs[0]["generated_text"]
+
+
+def test_triton_changes_models(
+    client: triton.InferenceServerClient, server: Process, tiny_ranker: Path, tmp_path: Path
+) -> None:
+    def configured(source: Path) -> str:
+        return json.dumps({"parameters": {"source": {"string_value": str(source)}}})
+
+    with pytest.raises(InferenceServerException, match="this server needs a key"):
+        client.get_model_repository_index()
+    with pytest.raises(InferenceServerException, match=r"parameters\.source: is required"):
+        client.load_model("ranker", headers=ADMIN)
+    client.load_model("ranker", headers=ADMIN, config=configured(tiny_ranker))
+    there = {one["name"]: one for one in client.get_model_repository_index(headers=ADMIN)}
+    assert there["ranker"] == {"name": "ranker", "version": "1", "state": "READY", "reason": ""}
+    scores = client.infer("ranker", [column(name, TEXTS, binary=True) for name in ("text", "text_pair")])
+    assert scores.as_numpy("score").shape == (2,)
+    client.load_model("ranker", headers=ADMIN)  # again, from where it came
+    with pytest.raises(InferenceServerException, match="nothing"):
+        client.load_model("ranker", headers=ADMIN, config=configured(tmp_path / "nothing"))
+    assert client.is_model_ready("ranker")
+    client.unload_model("ranker", headers=ADMIN)
+    assert not client.is_model_ready("ranker")
+    assert "ranker" not in {one["name"] for one in client.get_model_repository_index(headers=ADMIN)}
+    asked = {"parameters": {"source": str(tiny_ranker)}}
+    answer = httpx.post(f"{server.url}/v2/repository/models/org/ranker/load", json=asked, headers=ADMIN, timeout=60)
+    assert answer.json() == {}
+    assert client.is_model_ready("org/ranker")

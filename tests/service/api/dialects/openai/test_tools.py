@@ -1,0 +1,338 @@
+"""Tools, thoughts and the beginning of an answer in OpenAI's chat: what is read, and what is written of an answer."""
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from polyhead.models.chat import ChatTemplate
+from polyhead.service.api.dialects.openai.wire import ChatRequest, read_chat
+from polyhead.service.core.errors import BadRequest
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import (
+    Done,
+    Event,
+    Generate,
+    Request,
+    Token,
+)
+from tests.support.dialogue_templates import (
+    LLAMA31,
+    QWEN3,
+    R1,
+    SMOLLM2,
+)
+from tests.support.scripted import (
+    Registry,
+    application,
+    ask,
+    model,
+    spoken,
+)
+
+PATH = "/v1/chat/completions"
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = {"type": "function", "function": {"name": "weather", "description": "Tells it.", "parameters": CITY}}
+NOW = {"type": "function", "function": {"name": "now"}}
+TALK = {"model": "talker", "messages": [{"role": "user", "content": "Hi"}]}
+WITH = TALK | {"tools": [WEATHER, NOW]}
+PARIS = '{"name": "weather", "arguments": {"city": "Paris"}}'
+ANSWER = f"<think>\nHm.\n</think>\n\nI look. \n<tool_call>\n{PARIS}\n</tool_call>\n<tool_call>\n" + (
+    '{"name": "now", "arguments": {}}\n</tool_call>'
+)
+
+Told = Callable[..., tuple[Registry, list[httpx.Response]]]
+
+
+@pytest.fixture
+def told(tiny_generator: Path) -> Told:
+    """Asks a model with a template that always says the same."""
+
+    def ask_it(said: str, *wires: Any, template: str = QWEN3) -> tuple[Registry, list[httpx.Response]]:
+        chat = ChatTemplate(template, bos_token="", eos_token="")
+
+        def script(model: Model, request: Request) -> Iterable[Event]:
+            assert isinstance(request, Generate)
+            tokens = [event.id for event in spoken(said, model.tokenizer) if isinstance(event, Token)]
+            yield from (Token(id, -0.5) for id in tokens)
+            yield Done("stop", len(request.tokens), len(tokens))
+
+        registry = Registry([model(tiny_generator, "talker", "generate", chat=chat, max_tokens=4096)], script)
+        return registry, ask(application(registry), *((PATH, wire) for wire in wires))
+
+    return ask_it
+
+
+def prompt(registry: Registry, index: int = -1) -> str:
+    request = registry.requests[index]
+    assert isinstance(request, Generate)
+    return registry.served["talker"].tokenizer.decode(request.tokens, skip_special=False)
+
+
+def chunks(response: httpx.Response) -> list[Any]:
+    lines = response.text.removesuffix("\n\n").split("\n\n")
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def assembled(response: httpx.Response, index: int) -> dict[str, Any]:
+    """What a client makes of deltas."""
+    said: dict[str, Any] = {}
+    calls: list[dict[str, Any]] = []
+    for chunk in chunks(response):
+        for choice in (choice for choice in chunk["choices"] if choice["index"] == index):
+            for key, value in choice["delta"].items():
+                if key != "tool_calls":
+                    said[key] = said.get(key, "") + value
+                elif "id" in value[0]:
+                    assert value[0]["index"] == len(calls)
+                    calls.append({key: part for key, part in value[0].items() if key != "index"})
+                else:
+                    calls[value[0]["index"]]["function"]["arguments"] += value[0]["function"]["arguments"]
+            said["finish"] = choice["finish_reason"]
+    return said | {"tool_calls": calls}
+
+
+# Answers
+
+
+def test_an_answer_that_thinks_speaks_and_calls(told: Told) -> None:
+    _, [response] = told(ANSWER, WITH)
+    [choice] = response.json()["choices"]
+    first, second = choice["message"].pop("tool_calls")
+    assert choice["finish_reason"] == "tool_calls"
+    assert choice["message"] == {
+        "role": "assistant",
+        "content": "I look.",
+        "refusal": None,
+        "reasoning_content": "Hm.",
+    }
+    assert first["id"] != second["id"]
+    assert first.pop("id").startswith("call_")
+    assert first == {"type": "function", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
+    assert second["function"] == {"name": "now", "arguments": "{}"}
+    usage = response.json()["usage"]
+    assert 0 < usage["completion_tokens_details"]["reasoning_tokens"] < usage["completion_tokens"]
+
+
+def test_deltas_say_what_the_whole_says(told: Told) -> None:
+    _, [whole, streamed] = told(ANSWER, WITH | {"n": 2}, WITH | {"n": 2, "stream": True})
+    for index, choice in enumerate(whole.json()["choices"]):
+        said = assembled(streamed, index)
+        message = choice["message"]
+        assert [said[key] for key in ("role", "content", "reasoning_content", "finish")] == [
+            message["role"],
+            message["content"],
+            message["reasoning_content"],
+            choice["finish_reason"],
+        ]
+        assert [call["function"] for call in said["tool_calls"]] == [call["function"] for call in message["tool_calls"]]
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks(streamed) if chunk["choices"][0]["index"] == 0]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert sum("tool_calls" in delta for delta in deltas) > 4  # arguments in more than one
+
+
+def test_a_call_alone_has_no_content(told: Told) -> None:
+    _, [response] = told(f"<tool_call>\n{PARIS}\n</tool_call>", WITH)
+    assert response.json()["choices"][0]["message"]["content"] is None
+
+
+def test_an_object_that_names_no_tool_is_content(told: Told) -> None:
+    for template in (SMOLLM2, LLAMA31):
+        for said in ('{"name": "Ada", "age": 36}', '{"answer": 42}', '[{"name": "weather"', '{"name": "weather"}'):
+            _, [whole, streamed] = told(said, WITH, WITH | {"stream": True}, template=template)
+            [choice] = whole.json()["choices"]
+            assert (choice["message"]["content"], choice["finish_reason"]) == (said, "stop")
+            assert "tool_calls" not in choice["message"]
+            assert assembled(streamed, 0)["content"] == said
+
+
+def test_without_tools_calls_are_text_and_thoughts_are_told_apart_all_the_same(told: Told) -> None:
+    for more in ({}, {"tools": [WEATHER], "tool_choice": "none"}):
+        _, [response] = told(ANSWER, TALK | more)
+        [choice] = response.json()["choices"]
+        assert choice["message"]["content"] == ANSWER.partition("</think>\n\n")[2]
+        assert choice["message"]["reasoning_content"] == "Hm."
+        assert "tool_calls" not in choice["message"]
+        assert choice["finish_reason"] == "stop"
+
+
+def test_thoughts_that_nobody_wants_to_read_are_counted(told: Told) -> None:
+    silent = WITH | {"include_reasoning": False}
+    _, [response, streamed, counted] = told(
+        ANSWER, silent, silent | {"stream": True, "stream_options": {"include_usage": True}}, WITH
+    )
+    assert "reasoning_content" not in response.json()["choices"][0]["message"]
+    assert "reasoning_content" not in streamed.text
+    details = counted.json()["usage"]["completion_tokens_details"]
+    assert response.json()["usage"]["completion_tokens_details"] == details
+    assert chunks(streamed)[-1]["usage"]["completion_tokens_details"] == details
+
+
+def test_logprobs_of_an_answer_are_those_of_all_its_tokens(told: Told) -> None:
+    wire = WITH | {"logprobs": True}
+    _, [whole, streamed] = told(ANSWER, wire, wire | {"stream": True})
+    content = whole.json()["choices"][0]["logprobs"]["content"]
+    parts = [chunk["choices"][0]["logprobs"] for chunk in chunks(streamed)]
+    assert "".join(token["token"] for token in content) == ANSWER
+    assert [token for part in parts if part for token in part["content"]] == content
+
+
+def test_of_several_tries_the_best_are_told_apart_too(told: Told) -> None:
+    _, [response, alone] = told(ANSWER, WITH | {"best_of": 3, "n": 2}, WITH)
+    one, two = response.json()["choices"]
+    assert [one["finish_reason"], two["finish_reason"]] == ["tool_calls"] * 2
+    details = alone.json()["usage"]["completion_tokens_details"]["reasoning_tokens"]
+    assert response.json()["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2 * details
+
+
+# Prompts
+
+
+def test_tools_and_earlier_calls_are_in_the_prompt(told: Told) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    messages = [
+        TALK["messages"][0],
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning_content": "I wonder."},
+        {"role": "tool", "tool_call_id": "c1", "content": "sunny"},
+    ]
+    registry, _ = told("x", WITH | {"messages": messages}, TALK | {"messages": messages})
+    for index, has_tools in enumerate((True, False)):
+        written = prompt(registry, index)
+        assert ("# Tools" in written) == ("Tells it." in written) == has_tools
+        assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>' in written
+        assert "<think>\nI wonder.\n</think>" in written
+        assert "<tool_response>\nsunny\n</tool_response>" in written
+    registry, _ = told("x", WITH | {"messages": messages}, template=SMOLLM2)
+    assert "You can call these functions" in prompt(registry)
+    assert "<|im_start|>user\nweather returned:\nsunny<|im_end|>" in prompt(registry)
+
+
+def test_an_answer_that_has_begun_is_gone_on_with(told: Told) -> None:
+    begun = TALK | {"messages": [*TALK["messages"], {"role": "assistant", "content": "Sure, "}]}
+    registry, [response] = told(" I <think>", begun | {"continue_final_message": True})
+    assert prompt(registry).endswith("<|im_start|>assistant\nSure, ")
+    assert response.json()["choices"][0]["message"]["content"] == " I <think>"
+    registry, _ = told("x", begun, begun | {"add_generation_prompt": False})
+    assert prompt(registry, 0).endswith("Sure, <|im_end|>\n<|im_start|>assistant\n")
+    assert prompt(registry, 1).endswith("Sure, <|im_end|>\n")
+    thinking = TALK | {"messages": [*TALK["messages"], {"role": "assistant", "content": "<think>\nI"}]}
+    _, [response] = told(" see.</think>Yes.", thinking | {"continue_final_message": True})
+    assert response.json()["choices"][0]["message"]["reasoning_content"] == "see."
+
+
+def test_whether_it_thinks_is_seen_in_the_prompt(told: Told) -> None:
+    off = {"chat_template_kwargs": {"enable_thinking": False}}
+    for wire in (TALK | off, TALK | {"reasoning_effort": "none"}):
+        registry, [response] = told("<think>x", wire)
+        assert prompt(registry).endswith("<think>\n\n</think>\n\n")
+        assert response.json()["choices"][0]["message"]["content"] == "<think>x"
+    _, [response] = told("Hm.</think>Yes.", TALK, template=R1)
+    message = response.json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == ("Hm.", "Yes.")
+
+
+# What is wrong
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"tools": [WEATHER, WEATHER]}, "tools[1].function.name: 'weather' is the name of another tool, too"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools[0].function.name: must be 1 to 64 lett",
+        ),
+        ({"tools": [{"type": "custom", "custom": {}}]}, "tools[0].custom: {} is not supported by this server"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function: is required"),
+        ({"tools": [WEATHER] * 129}, "tools: must have at most 128 items"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": "array"}}}]},
+            'tools[0].function.parameters.type: must be "object", got "array"',
+        ),
+        ({"tool_choice": "required"}, "tool_choice: only together with tools"),
+        (
+            {"tools": [NOW], "tool_choice": "any"},
+            'tool_choice: must be "none", "auto", "required", an object that names',
+        ),
+        (
+            {"tools": [NOW], "tool_choice": {"type": "function", "function": {"name": "then"}}},
+            "tool_choice.function.name: no tool is called 'then'",
+        ),
+        ({"functions": [{"name": "a"}]}, 'functions: [{"name":"a"}] is not supported by this server'),
+        ({"chat_template": "{{ 1 }}"}, 'chat_template: "{{ 1 }}" is not supported by this server'),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs: must be an object without the names"),
+        ({"continue_final_message": True}, "continue_final_message: only where the last message is text of the assist"),
+        ({"thinking_budget": -1}, "thinking_budget: must be between 0 and 2147483647, got -1"),
+        ({"reasoning_effort": "much"}, "reasoning_effort: must be '', 'none', 'minimal'"),
+        ({"separate_reasoning": False}, "separate_reasoning: false is not supported by this server"),
+        ({"prediction": {"type": "content"}}, 'prediction: {"type":"content"} is not supported by this server'),
+    ],
+)
+def test_complaints_name_the_place(change: Any, sentence: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        read_chat(ChatRequest.read(TALK | change))
+    assert error.value.message.startswith(sentence)
+    assert error.value.param == sentence.partition(":")[0]
+
+
+@pytest.mark.parametrize(
+    ("message", "sentence"),
+    [
+        (
+            {"role": "user", "content": "a", "tool_calls": [{"function": {"name": "a"}}]},
+            "messages[0].tool_calls: only in",
+        ),
+        (
+            {"role": "user", "content": "a", "reasoning_content": "b"},
+            "messages[0].reasoning_content: only in messages of",
+        ),
+        (
+            {"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "[1]"}}]},
+            "messages[0].tool_calls[0].function.arguments: must be a JSON object as text",
+        ),
+        ({"role": "assistant", "content": None}, "messages[0].content: is required"),
+        ({"role": "user", "content": [{"type": "input_audio"}]}, 'messages[0].content[0].type: "input_audio" is not'),
+        (
+            {"role": "user", "content": [{"type": "text"}]},
+            "messages[0].content[0]: must be an object with a type and text",
+        ),
+        ({"role": "function", "content": "a"}, "messages[0].role: must be 'system', 'developer'"),
+    ],
+)
+def test_complaints_of_messages(message: Any, sentence: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        read_chat(ChatRequest.read(TALK | {"messages": [message]}))
+    assert error.value.message.startswith(sentence)
+
+
+def test_what_a_template_cannot_do_is_said(told: Told) -> None:
+    deep: Any = {}
+    for _ in range(400):
+        deep = {"a": deep}
+    nested = {"type": "function", "function": {"name": "a", "parameters": {"properties": deep}}}
+    large = {"type": "function", "function": {"name": "a", "description": "a" * (1 << 18)}}
+    _, responses = told(
+        "x",
+        TALK | {"reasoning_effort": "high"},
+        TALK | {"documents": [{"text": "a"}]},
+        TALK | {"tools": [large]},
+        TALK | {"tools": [nested]},
+        TALK | {"chat_template_kwargs": {"a": deep}},
+        template=SMOLLM2,
+    )
+    for response, sentence in zip(
+        responses,
+        (
+            "reasoning_effort: the chat template of talker knows no thinking",
+            "documents: the chat template of talker reads none",
+            "tools: may have at most 262,144 characters",
+        ),
+        strict=False,
+    ):
+        assert response.status_code == 400
+        assert response.json()["error"]["message"] == sentence
+    assert {response.status_code for response in responses[3:]} <= {200, 400}

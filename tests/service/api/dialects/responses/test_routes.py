@@ -1,0 +1,455 @@
+"""OpenAI's responses by models that answer as scripted: what is read and written, streams, errors."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from polyhead.models.chat import ChatTemplate
+from polyhead.service.api.dialects.responses.read import read_response
+from polyhead.service.api.dialects.responses.wire import ResponseRequest
+from polyhead.service.core.errors import BadRequest, Overloaded, StepFailed
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import (
+    Done,
+    Failed,
+    Generate,
+    Sampling,
+)
+from polyhead.service.text.chat_prompt import Talk
+from polyhead.service.text.prompts import Chat
+from tests.support.dialogue_templates import QWEN3
+from tests.support.scripted import (
+    TEMPLATE,
+    Registry,
+    application,
+    ask,
+    echo,
+    model,
+    spoken,
+)
+
+ASK: dict[str, Any] = {"model": "talker", "input": "Hi"}
+TOOL = {"type": "function", "name": "find", "description": "d", "parameters": {"type": "object"}, "strict": True}
+CALL = '{"name": "find", "arguments": {"q": "größer"}}'
+CALLED = {"type": "function_call", "call_id": "c1", "name": "find", "arguments": '{"q": "x"}'}
+RETURNED = {"type": "function_call_output", "call_id": "c1", "output": "y"}
+THINKING = "{% if false %}<think></think>{% endif %}" + TEMPLATE
+
+
+@pytest.fixture(scope="module")
+def talker(tiny_generator: Path) -> Model:
+    return model(tiny_generator, "talker", "generate")
+
+
+@pytest.fixture(scope="module")
+def thinker(tiny_generator: Path) -> Model:
+    return model(tiny_generator, "talker", "generate", max_tokens=2000, chat=ChatTemplate(THINKING))
+
+
+def saying(model: Model, text: str, *ends: Any) -> tuple[FastAPI, Registry]:
+    """An application whose model says `text` and ends with its own stop token, or otherwise."""
+    tokens = spoken(text, model.tokenizer)
+    registry = Registry([model], lambda model, request: [*tokens, *(ends or [Done("stop", 9, len(tokens), 4)])])
+    return application(registry), registry
+
+
+def read(**changes: Any) -> Talk:
+    return read_response(ResponseRequest.read(ASK | changes))
+
+
+def messages_of(talk: Talk) -> list[dict[str, Any]]:
+    [chat] = talk.asked.prompts
+    assert isinstance(chat, Chat)
+    assert not chat.continued
+    return [dict(message) for message in chat.messages]
+
+
+def sse(response: httpx.Response) -> list[dict[str, Any]]:
+    """The data of every event, numbered from 0; the line above it says its type."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    events = []
+    for event in response.text.removesuffix("\n\n").split("\n\n"):
+        name, data = event.split("\n")
+        events.append(json.loads(data.removeprefix("data: ")))
+        assert name == "event: " + events[-1]["type"]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+# What is read
+
+
+def test_a_call_is_read_whole() -> None:
+    talk = read(
+        temperature=0.5,
+        top_p=0.9,
+        max_output_tokens=7,
+        include=["message.output_text.logprobs", "reasoning.encrypted_content"],
+        top_logprobs=2,
+        text={"format": {"type": "json_object"}},
+        tools=[TOOL],
+        parallel_tool_calls=False,
+        reasoning={"effort": "low", "summary": "auto"},
+    )
+    asked = talk.asked
+    assert asked.sampling == Sampling(temperature=0.5, top_p=0.9)
+    assert (asked.max_tokens, asked.limit, asked.field, asked.logprobs) == (7, "max_output_tokens", "input", 2)
+    assert asked.grammar is not None
+    assert (asked.grammar.kind, asked.grammar.field) == ("object", "text.format")
+    assert (talk.tools.choice, talk.tools.only, talk.tools.parallel) == ("auto", frozenset(), False)
+    assert [tool.name for tool in talk.tools.offered] == ["find"]
+    assert (talk.reasoning.mode, talk.reasoning.budget, talk.reasoning.effort) == ("on", 1024, "low")
+
+
+def test_what_is_left_out_or_null_asks_for_nothing() -> None:
+    names = ResponseRequest.model_fields.keys() | ResponseRequest.unsupported.keys()
+    nothing = read_response(ResponseRequest.read(dict.fromkeys(names, None) | ASK))
+    assert nothing == read()
+    assert (nothing.asked.max_tokens, nothing.asked.logprobs, nothing.asked.grammar) == (0, -1, None)
+    assert (nothing.reasoning.mode, nothing.reasoning.budget) == ("", -1)
+
+
+def test_items_become_messages_as_templates_know_them() -> None:
+    said = {"type": "message", "role": "assistant", "id": "m", "status": "completed"}
+    thought = {"type": "reasoning", "id": "r", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]}
+    talk = read(
+        instructions="s",
+        input=[
+            {"role": "developer", "content": "t"},
+            {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+            thought,
+            said | {"content": [{"type": "output_text", "text": "c", "annotations": [], "logprobs": []}]},
+            CALLED,
+            RETURNED,
+            {"type": "message", "role": "user", "content": "d"},
+            {"role": "assistant", "content": "e"},
+        ],
+    )
+    call = {"id": "c1", "type": "function", "function": {"name": "find", "arguments": {"q": "x"}}}
+    assert messages_of(talk) == [
+        {"role": "system", "content": "s\nt"},
+        {"role": "user", "content": "a\nb"},
+        {"role": "assistant", "content": "c", "reasoning_content": "hm", "tool_calls": [call]},
+        {"role": "tool", "content": "y", "tool_call_id": "c1", "name": "find"},
+        {"role": "user", "content": "d"},
+        {"role": "assistant", "content": "e"},
+    ]
+
+
+def test_a_template_is_given_one_system_message_before_all_else() -> None:
+    begun = [{"role": role, "content": role[0]} for role in ("developer", "system", "user")]
+    assert messages_of(read(instructions="i", input=begun)) == [
+        {"role": "system", "content": "i\nd\ns"},
+        {"role": "user", "content": "u"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("choice", "kind", "only"),
+    [
+        ("none", "none", set()),
+        ("required", "required", set()),
+        ({"type": "function", "name": "find"}, "required", {"find"}),
+        (
+            {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "find"}]},
+            *("auto", {"find"}),
+        ),
+    ],
+)
+def test_which_tools_are_called(choice: Any, kind: str, only: set[str]) -> None:
+    tools = read(tools=[TOOL, TOOL | {"name": "other"}], tool_choice=choice).tools
+    assert (tools.choice, tools.only) == (kind, only)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"input": None}, "input: is required"),
+        ({"input": []}, "input: must have at least 1 item(s), got []"),
+        ({"input": 7}, "input: must be a string or a list of items, got 7"),
+        ({"input": ["a"]}, "input[0]: must be an object of the type 'message' or 'function_call'"),
+        ({"input": [{"content": "a"}]}, "input[0].role: is required"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, 'input[0].type: "item_reference" is not supported'),
+        ({"input": [{"type": "web_search_call"}]}, 'input[0].type: "web_search_call" is not supported'),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image"}]}]},
+            'input[0].content[0].type: "input_image" is not supported',
+        ),
+        ({"input": [RETURNED]}, "input[0].call_id: no function_call before it has the id 'c1'"),
+        ({"input": [RETURNED, CALLED]}, "input[0].call_id: no function_call before it has the id 'c1'"),
+        ({"input": [CALLED]}, "input: its end calls tools, and nothing says what came of it"),
+        ({"input": [CALLED | {"arguments": "["}]}, "input[0].arguments: must be a JSON object as text, got '['"),
+        (
+            {"input": [{"type": "reasoning", "encrypted_content": "x"}]},
+            'input[0].encrypted_content: "x" is not supported by this server',
+        ),
+        ({"model": None}, "model: is required"),
+        ({"store": True}, "store: true is not supported by this server"),
+        ({"background": True}, "background: true is not supported by this server"),
+        ({"previous_response_id": "r"}, 'previous_response_id: "r" is not supported by this server'),
+        ({"conversation": "c"}, 'conversation: "c" is not supported by this server'),
+        ({"prompt": {"id": "p"}}, 'prompt: {"id":"p"} is not supported by this server'),
+        ({"truncation": "auto"}, 'truncation: "auto" is not supported by this server'),
+        ({"text": {"verbosity": "low"}}, 'text.verbosity: "low" is not supported by this server'),
+        ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format.schema: is required where the type"),
+        ({"reasoning": {"summary": "detailed"}}, 'reasoning.summary: "detailed" is not supported by this server'),
+        ({"reasoning": {"effort": "some"}}, "reasoning.effort: must be"),
+        ({"tools": [{"type": "web_search"}]}, 'tools[0].type: "web_search" is not supported by this server'),
+        ({"tools": [TOOL | {"async": True}]}, "tools[0].async: true is not supported by this server"),
+        ({"tools": [TOOL, TOOL]}, "tools[1].name: 'find' is the name of another tool, too"),
+        ({"tool_choice": "any"}, 'tool_choice.type: "any" is not supported by this server'),
+        ({"tool_choice": {"type": "mcp"}}, 'tool_choice.type: "mcp" is not supported by this server'),
+        ({"tool_choice": "required"}, "tool_choice: only together with tools"),
+        ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice.name: no tool is called 'x'"),
+        (
+            {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "x"}]}},
+            "tool_choice.tools: no tool is called 'x'",
+        ),
+        ({"include": ["x"]}, "include[0]: must be"),
+        ({"top_logprobs": 2}, "top_logprobs: only together with include"),
+        ({"stream_options": {}}, "stream_options: only together with stream: true"),
+        ({"prompt_cache_options": {"prewarm": True}}, "prompt_cache_options.prewarm: true is not supported"),
+        ({"max_tokens": 7}, "max_tokens: is not a known field"),
+        ({"metadata": {"a": 1}}, "metadata.a: must be a string, got 1"),
+    ],
+)
+def test_complaints_name_the_field_and_what_would_be_right(change: Any, sentence: str) -> None:
+    with pytest.raises(BadRequest) as error:
+        read(**change)
+    assert error.value.message.startswith(sentence)
+    assert error.value.param == sentence.partition(":")[0]
+
+
+@pytest.mark.parametrize("field", ["max_output_tokens", "temperature", "top_p", "top_logprobs", "max_tool_calls"])
+@pytest.mark.parametrize("value", [-(1 << 63), -1, 1 << 31, 1 << 63, 1e308, float("nan"), "1", True])
+def test_numbers_that_are_none(field: str, value: Any) -> None:
+    with pytest.raises(BadRequest, match=rf"^{field}: ") as error:
+        read(**{field: value})
+    assert error.value.param == field
+
+
+# What is answered
+
+
+def test_a_response(talker: Model) -> None:
+    app, registry = saying(talker, "A fox.")
+    [response] = ask(
+        app, ("/v1/responses", ASK | {"instructions": "Be brief.", "metadata": {"a": "b"}, "prompt_cache_key": "k"})
+    )
+    said = response.json()
+    number = said.pop("id").removeprefix("resp_")
+    assert said.pop("created_at") > 1_700_000_000
+    [request] = registry.requests
+    assert isinstance(request, Generate)
+    assert talker.tokenizer.decode(request.tokens) == "<system>Be brief.<user>Hi<assistant>"
+    count = len(spoken("A fox.", talker.tokenizer))
+    part = {"type": "output_text", "text": "A fox.", "annotations": [], "logprobs": []}
+    assert said.pop("output") == [
+        {
+            "type": "message",
+            "id": f"msg_{number}_0",
+            "status": "completed",
+            "role": "assistant",
+            "content": [part],
+        }
+    ]
+    assert said.pop("usage") == {
+        "input_tokens": len(request.tokens),
+        "input_tokens_details": {"cached_tokens": 4, "cache_write_tokens": 0},
+        "output_tokens": count,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": len(request.tokens) + count,
+    }
+    assert said == {
+        "object": "response",
+        "status": "completed",
+        "error": None,
+        "incomplete_details": None,
+        "model": "talker",
+        "instructions": "Be brief.",
+        "max_output_tokens": None,
+        "max_tool_calls": None,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_logprobs": 0,
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "tools": [],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": None, "summary": None},
+        "truncation": "disabled",
+        "background": False,
+        "store": False,
+        "previous_response_id": None,
+        "service_tier": "default",
+        "metadata": {"a": "b"},
+        "prompt_cache_key": "k",
+        "safety_identifier": None,
+        "user": None,
+    }
+
+
+def test_what_was_asked_is_repeated(talker: Model) -> None:
+    form = {"type": "json_schema", "name": "x", "schema": {"type": "null"}, "strict": True}
+    asked = {"tools": [TOOL], "tool_choice": {"type": "function", "name": "find"}, "text": {"format": form}}
+    app, _ = saying(talker, "null")
+    [response] = ask(app, ("/v1/responses", ASK | asked | {"tool_choice": "none"}))
+    said = response.json()
+    assert (said["tools"], said["tool_choice"], said["text"]["format"]) == ([TOOL], "none", form)
+
+
+def test_an_answer_that_was_cut_is_incomplete(talker: Model) -> None:
+    app, _ = saying(talker, "A fox", Done("length", 9, 3))
+    whole, streamed = ask(app, *(("/v1/responses", ASK | {"stream": stream}) for stream in (False, True)))
+    events = sse(streamed)
+    assert events[-1]["type"] == "response.incomplete"
+    for said in (whole.json(), events[-1]["response"]):
+        assert (said["status"], said["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+        assert said["output"][0]["status"] == "incomplete"
+
+
+@pytest.mark.parametrize("end", [Done("length", 9, 3), Failed(StepFailed("it broke"))])
+@pytest.mark.parametrize("text", ["A fox", "["])  # what may be the beginning of calls is told at the end
+def test_of_an_answer_that_was_cut_only_the_last_item_is(thinker: Model, text: str, end: Any) -> None:
+    app, _ = saying(thinker, f"<think>So,</think>{text}", end)
+    [response] = ask(app, ("/v1/responses", ASK | {"tools": [TOOL], "stream": True}))
+    events = sse(response)
+    told = [item["status"] for item in events[-1]["response"]["output"]]
+    done = [event["item"]["status"] for event in events if event["type"] == "response.output_item.done"]
+    if isinstance(end, Done):
+        assert told == done == ["completed", "incomplete"]
+    else:
+        assert done == ["completed"] * (len(told) - 1)
+        assert told == [*done, "incomplete"]
+
+
+@pytest.mark.parametrize(
+    "text", ["A fox < B, \n\n\n<think> <t", "<think>So,</think>\n\n< A\n\nfox", "<think></think>\nth"]
+)
+def test_log_probabilities_are_those_of_the_words_even_if_they_were_held_back(tiny_generator: Path, text: str) -> None:
+    app, _ = saying(model(tiny_generator, "talker", "generate", max_tokens=2000, chat=ChatTemplate(QWEN3)), text)
+    asked = ASK | {"include": ["message.output_text.logprobs"], "tools": [TOOL]}
+    whole, streamed = ask(app, *(("/v1/responses", asked | {"stream": on}) for on in (False, True)))
+    [part] = whole.json()["output"][-1]["content"]
+    said = "".join(each["token"] for each in part["logprobs"])
+    assert said.lstrip() == part["text"] == text.rpartition("</think>")[2].lstrip()
+    deltas = [event for event in sse(streamed) if event["type"] == "response.output_text.delta"]
+    assert [each for event in deltas for each in event["logprobs"]] == part["logprobs"]
+
+
+def test_log_probabilities(talker: Model) -> None:
+    app = application(Registry([talker], echo))
+    asked = ASK | {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 3}
+    whole, streamed = ask(app, *(("/v1/responses", asked | {"stream": stream}) for stream in (False, True)))
+    [part] = whole.json()["output"][0]["content"]
+    assert "".join(each["token"] for each in part["logprobs"]) == part["text"]
+    first = part["logprobs"][0]
+    assert (first["logprob"], first["bytes"], len(first["top_logprobs"])) == (-0.5, list(first["token"].encode()), 2)
+    events = sse(streamed)
+    deltas = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert [each for event in deltas for each in event["logprobs"]] == part["logprobs"]
+    [done] = [event for event in events if event["type"] == "response.output_text.done"]
+    assert done["logprobs"] == part["logprobs"]
+
+
+def accumulated(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The items that events tell of: each is added, grows, is done, one after the other."""
+    created, progress, *middle, end = events
+    assert (created["type"], progress["type"]) == ("response.created", "response.in_progress")
+    assert created["response"]["status"] == "in_progress"
+    items: list[dict[str, Any]] = []
+    text, done = "", True
+    for event in middle:
+        kind = event["type"].removeprefix("response.")
+        if kind == "output_item.added":
+            assert done
+            items.append(event["item"])
+            assert event["item"]["status"] == "in_progress"
+            text, done = "", False
+        assert event["output_index"] == len(items) - 1
+        assert event.get("item_id", items[-1]["id"]) == items[-1]["id"]
+        if kind.endswith(".delta"):
+            text += event["delta"]
+        elif kind.endswith("text.done"):
+            assert event["text"] == text
+        elif kind == "function_call_arguments.done":
+            assert event["arguments"] == text
+        elif kind == "content_part.done":
+            assert event["part"]["text"] == text
+        elif kind == "output_item.done":
+            assert event["item"]["id"] == items[-1]["id"]
+            items[-1], done = event["item"], True
+    assert done
+    assert end["type"] == "response.completed"
+    assert end["response"]["output"] == items
+    assert end["response"]["id"] == created["response"]["id"]
+    return items
+
+
+@pytest.mark.parametrize("text", ["A fox.", CALL, f"[{CALL}, {CALL}]", f"<think>\nSo,\n</think>\n\n{CALL}", ""])
+def test_a_streamed_response_is_the_whole_one_cut_up(thinker: Model, text: str) -> None:
+    app, _ = saying(thinker, text)
+    whole, streamed = ask(app, *(("/v1/responses", ASK | {"tools": [TOOL], "stream": on}) for on in (False, True)))
+    expected, items = whole.json()["output"], accumulated(sse(streamed))
+    assert sse(streamed)[-1]["response"]["usage"] == whole.json()["usage"]
+    for item in (*items, *expected):
+        item.pop("id")
+        item.pop("call_id", None)
+    assert items == expected
+    kinds = ["reasoning"] * ("<think>" in text) + ["function_call"] * text.count("name") + ["message"] * ("A" in text)
+    assert [item["type"] for item in items] == kinds
+    if CALL in text:
+        assert (items[-1]["name"], json.loads(items[-1]["arguments"])) == ("find", {"q": "größer"})
+    if "think" in text:
+        assert items[0]["content"] == [{"type": "reasoning_text", "text": "So,"}]
+        assert whole.json()["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
+
+
+def test_what_was_answered_can_be_sent_back(thinker: Model) -> None:
+    app, registry = saying(thinker, f"<think>So,</think>{CALL}")
+    [response] = ask(app, ("/v1/responses", ASK | {"tools": [TOOL]}))
+    output = response.json()["output"]
+    returned = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "42"}
+    items = [{"role": "user", "content": "Hi"}, *output, returned]
+    [again] = ask(app, ("/v1/responses", ASK | {"tools": [TOOL], "input": items}))
+    assert again.status_code == 200
+    prompt = thinker.tokenizer.decode(registry.requests[-1].tokens)
+    assert "größer" in prompt
+    assert prompt.endswith("42<assistant>")
+
+
+# Errors
+
+
+def test_errors_have_the_shape_of_the_api(talker: Model) -> None:
+    path = "/v1/responses"
+    app, _ = saying(talker, "A")
+    answers = ask(app, (path, ASK | {"model": "nobody"}), (path, b"{"), (path, None), (f"{path}/resp_1", None))
+    assert [answer.status_code for answer in answers] == [404, 400, 405, 404]
+    assert answers[0].json()["error"]["code"] == "model_not_found"
+    for answer in answers:
+        assert answer.json()["error"].keys() == {"message", "type", "param", "code"}
+
+
+def test_an_error_in_a_stream_ends_it(talker: Model) -> None:
+    app, _ = saying(talker, "A fox.", Failed(StepFailed("it broke")))
+    [response] = ask(app, ("/v1/responses", ASK | {"stream": True}))
+    assert response.status_code == 200
+    last = sse(response)[-1]
+    assert last["type"] == "response.failed"
+    assert (last["response"]["status"], last["response"]["error"]) == (
+        "failed",
+        {"code": "server_error", "message": "it broke"},
+    )
+    assert last["response"]["output"][0]["content"][0]["text"]
+
+
+def test_an_error_before_anything_is_said_keeps_its_status(talker: Model) -> None:
+    app = application(Registry([talker], lambda model, request: [Failed(Overloaded("full", retry_after=3))]))
+    [response] = ask(app, ("/v1/responses", ASK | {"stream": True}))
+    assert (response.status_code, response.headers["retry-after"]) == (429, "3")
+    assert response.json()["error"]["type"] == "rate_limit_error"

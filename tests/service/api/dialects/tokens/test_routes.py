@@ -1,0 +1,116 @@
+"""Prompts as tokens and back, in vLLM's words, and the prompt that a conversation becomes."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi import FastAPI
+
+from polyhead.models.chat import ChatTemplate
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import Generate
+from tests.support.scripted import (
+    TEMPLATE,
+    Registry,
+    application,
+    ask,
+    echo,
+    model,
+)
+
+TALK = [{"role": "user", "content": "größer 日本"}]
+WRITTEN = "<user>größer 日本<assistant>"
+OPENED = TEMPLATE.replace("<assistant>", "{% if add_generation_prompt %}<assistant>{% endif %}")
+
+
+@pytest.fixture(scope="module")
+def models(tiny_generator: Path, tiny_embedder: Path) -> list[Model]:
+    return [
+        model(tiny_generator, "talker", "generate", chat=ChatTemplate(OPENED)),
+        model(tiny_embedder, "vectors", "embed"),
+    ]
+
+
+@pytest.fixture
+def registry(models: list[Model]) -> Registry:
+    return Registry(models, echo)
+
+
+@pytest.fixture
+def app(registry: Registry) -> FastAPI:
+    return application(registry)
+
+
+def said(app: FastAPI, path: str, **body: Any) -> Any:
+    (answer,) = ask(app, (path, body))
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_a_prompt_as_the_tokens_that_would_be_continued(app: FastAPI, registry: Registry, models: list[Model]) -> None:
+    told = said(app, "/tokenize", model="talker", prompt="größer 日本", return_token_strs=True)
+    said(app, "/v1/completions", model="talker", prompt="größer 日本")
+    [request] = registry.requests
+    assert isinstance(request, Generate)
+    assert told["tokens"] == list(request.tokens)
+    assert (told["count"], told["max_model_len"]) == (len(request.tokens), 64)
+    assert told["token_strs"] == [models[0].tokenizer.piece(id) for id in request.tokens]
+    special, plain = (
+        said(app, "/tokenize", model="vectors", prompt="a film", add_special_tokens=added) for added in (True, False)
+    )
+    assert special["tokens"][1:-1] == plain["tokens"]
+    assert plain["token_strs"] is None
+    assert said(app, "/models/vectors/tokenize", prompt="a film") == special
+    assert said(app, "/tokenize", model="talker", prompt="fox " * 99)["count"] > 64, "longer than what can be continued"
+
+
+def test_a_conversation_as_the_prompt_that_it_becomes(app: FastAPI, registry: Registry) -> None:
+    told = said(app, "/v1/chat/template", model="talker", messages=TALK)
+    said(app, "/v1/chat/completions", model="talker", messages=TALK)
+    [request] = registry.requests
+    assert isinstance(request, Generate)
+    assert told["prompt"] == WRITTEN
+    assert told["tokens"] == list(request.tokens)
+    counted = said(app, "/tokenize", model="talker", messages=TALK)
+    assert counted == {name: value for name, value in told.items() if name != "prompt"}
+    assert said(app, "/v1/chat/template", model="talker", messages=TALK, temperature=0.5, max_tokens=3) == told
+    closed = said(app, "/v1/chat/template", model="talker", messages=TALK, add_generation_prompt=False)
+    assert closed["prompt"] == WRITTEN.removesuffix("<assistant>")
+    tool = {"type": "function", "function": {"name": "springen"}}
+    assert "springen" in said(app, "/v1/chat/template", model="talker", messages=TALK, tools=[tool])["prompt"]
+
+
+def test_tokens_as_a_text(app: FastAPI) -> None:
+    tokens = said(app, "/tokenize", model="talker", prompt="größer 日本", add_special_tokens=False)["tokens"]
+    assert said(app, "/detokenize", model="talker", tokens=tokens) == {"prompt": "größer 日本"}
+    special = said(app, "/tokenize", model="vectors", prompt="a film")["tokens"]
+    assert said(app, "/detokenize", model="vectors", tokens=special)["prompt"].startswith("[CLS]")
+    assert said(app, "/detokenize", model="vectors", tokens=[]) == {"prompt": ""}
+
+
+def test_text_embeddings_inference_has_its_own_form_there(app: FastAPI) -> None:
+    [[first, *_]] = said(app, "/models/vectors/tokenize", inputs="a film")
+    assert first["text"] == "[CLS]"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "message"),
+    [
+        ("/tokenize", {"model": "talker", "prompt": 5}, 422, "prompt: must be a string, got 5"),
+        ("/tokenize", {"model": "talker", "prompt": "a", "inputs": "b"}, 422, "inputs: is not a known field"),
+        ("/tokenize", {"model": "nobody", "prompt": "a"}, 404, "no model is called 'nobody'"),
+        ("/tokenize", {"model": "vectors", "messages": TALK}, 422, "messages: vectors has no chat template"),
+        ("/tokenize", {"model": "talker", "prompt": "a" * 70_000}, 413, "prompt: has 70000 characters"),
+        ("/models/vectors/tokenize", {}, 422, "inputs: is required"),
+        ("/models/vectors/tokenize", [], 400, "the body: must be an object"),
+        ("/detokenize", {"model": "talker", "tokens": [10**6]}, 400, "tokens: token 1000000 is outside"),
+        ("/detokenize", {"model": "talker", "tokens": "a"}, 400, "tokens: must be a list"),
+        ("/v1/chat/template", {"model": "talker", "messages": []}, 400, "messages: must have at least 1 item"),
+        ("/v1/chat/template", {"model": "vectors", "messages": TALK}, 400, "vectors cannot do that"),
+    ],
+)
+def test_bad_requests(app: FastAPI, path: str, body: Any, status: int, message: str) -> None:
+    (answer,) = ask(app, (path, body))
+    error = answer.json()["error"]
+    said = error if path.endswith("tokenize") and path != "/detokenize" else error["message"]
+    assert (answer.status_code, said[: len(message)]) == (status, message)

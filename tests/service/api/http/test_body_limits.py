@@ -1,0 +1,269 @@
+"""Bodies that come slowly: they take no place in flight, their bytes are bounded, and the slowest makes room."""
+
+import asyncio
+import json
+import signal
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from polyhead.service.api.access.admission import Admission, Bounds
+from polyhead.service.api.access.app_state import Server
+from polyhead.service.api.http.body_limits import STRIDE, WHOLE, Receiving
+from polyhead.service.core.errors import Overloaded, SlowBody
+from polyhead.service.core.model import Model
+from tests.support.processes import Process
+from tests.support.raw import (
+    Said,
+    answers,
+    chunk,
+    connected,
+    heard,
+    post,
+    said,
+)
+from tests.support.scripted import (
+    WAIT,
+    Connection,
+    Idle,
+    Registry,
+    application,
+    echo,
+    model,
+    until,
+)
+
+GO_ON = json.dumps({"model": "chat", "prompt": [40, 41], "max_tokens": 1, "temperature": 0}).encode()
+TALK = {"model": "talker", "prompt": "The fox"}
+LIMIT = 1 << 16  # bytes of a body
+PLENTY = 1 << 40
+
+
+@contextmanager
+def serving(folder: Path, *flags: str) -> Iterator[Process]:
+    process = Process(f"chat={folder}", "--cache-tokens", "4096", "--max-body-bytes", str(LIMIT), *flags)
+    process.ready()
+    try:
+        yield process
+    finally:
+        if "leaving:" not in process.log:  # a second signal would not wait
+            process.child.send_signal(signal.SIGTERM)
+        assert process.child.wait(60) == 0, process.log
+
+
+def port_of(server: Process) -> int:
+    return int(server.url.rpartition(":")[2])
+
+
+def begun(port: int, length: int, sent: bytes) -> socket.socket:
+    """A connection on which the server waits for a body of so many bytes; `sent` is what it has got of it."""
+    client = connected(port)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+    head += b"Content-Length: %d\r\n\r\n" % length
+    client.sendall(head)
+    assert client.recv(1000) == b"HTTP/1.1 100 Continue\r\n\r\n"
+    client.sendall(sent)
+    return client
+
+
+def closed(client: socket.socket) -> Said:
+    """What is answered before the server closes."""
+    [answer] = answers(heard(client))
+    assert answer.headers["connection"] == "close"
+    return answer
+
+
+# Places in flight
+
+
+def test_bodies_that_are_not_whole_take_no_place(tiny_generator: Path) -> None:
+    """More of them than there are places, with a byte of a hundred each: a whole request is answered beside them."""
+    with serving(tiny_generator) as server, ExitStack() as held:
+        for _ in range(300):
+            held.enter_context(begun(port_of(server), 100, b"{"))
+        assert [one.status for one in said(port_of(server), post(GO_ON))] == [200]
+        assert server.page.total("http_requests_in_flight") == 300, "they are let in, and not answered yet"
+
+
+def test_the_place_is_taken_when_the_body_is_whole(tiny_generator: Path) -> None:
+    app = application(Registry([model(tiny_generator, "talker", "generate")], lambda *_: [WAIT]), max_requests=1)
+    admission = cast(Server, app.state.server).admission
+    body = orjson.dumps(TALK)
+
+    async def run() -> list[Connection]:
+        slow, quick, refused = (Connection("/v1/completions", part) for part in (body[:-1], body, body))
+        last = {"type": "http.request", "body": body[-1:], "more_body": False}
+        slow.incoming.get_nowait()
+        slow.incoming.put_nowait({"type": "http.request", "body": body[:-1], "more_body": True})
+        tasks = [asyncio.create_task(slow.run(app))]
+        await until(lambda: admission.unfinished == 1 and slow.incoming.empty())
+        assert admission.in_flight == 0
+        tasks.append(asyncio.create_task(quick.run(app)))
+        await until(lambda: admission.in_flight == 1)
+        await refused.run(app)
+        slow.incoming.put_nowait(last)  # whole now, and there is no place
+        await tasks[0]
+        quick.drop()
+        await tasks[1]
+        return [refused, slow]
+
+    refused, slow = asyncio.run(run())
+    assert refused.incoming.qsize() == 1, "its body was read"
+    for one in (refused, slow):
+        assert one.sent[0]["status"] == 429
+        assert int(dict(one.sent[0]["headers"])[b"retry-after"]) >= 1
+        assert orjson.loads(one.body)["error"]["code"] == "overloaded"
+    assert admission.in_flight == admission.unfinished == 0
+
+
+def test_a_route_that_reads_no_body_takes_no_place(tiny_generator: Path) -> None:
+    app = application(Registry([model(tiny_generator, "talker", "generate")], echo), max_requests=1)
+    asked = Connection("/nowhere/at/all", b"{}")
+    asked.incoming.get_nowait()
+    asyncio.run(asyncio.wait_for(asked.run(app), 10))
+    assert asked.sent[0]["status"] == 404
+
+
+def test_shares_of_keys_count_whole_bodies() -> None:
+    admission = Admission(Bounds(8, PLENTY, share=0.5), Idle(), {"a", "b"})
+    with ExitStack() as held:
+        places = [held.enter_context(admission.arriving("a")) for _ in range(20)]
+        for place in places[:4]:
+            place.take()
+        with pytest.raises(Overloaded, match="4 requests for this key are in flight"):
+            places[4].take()
+        with pytest.raises(Overloaded, match="4 requests for this key are in flight"):
+            held.enter_context(admission.arriving("a"))
+        for _ in range(4):
+            held.enter_context(admission.admitted("b"))
+        assert (admission.in_flight, admission.unfinished) == (8, 24)
+    assert (admission.in_flight, admission.unfinished) == (0, 0)
+
+
+# Which body makes room
+
+
+def test_the_slowest_is_the_one_without_progress_for_longest() -> None:
+    receiving = Receiving(10 * STRIDE)
+    with ExitStack() as held:
+        stalled, steady, dripping = bodies = [held.enter_context(receiving.receive()) for _ in range(3)]
+        receiving.grow(stalled, 4 * STRIDE)
+        for body in (dripping, steady):
+            receiving.grow(body, STRIDE)
+        for _ in range(100):
+            receiving.grow(dripping, 1)
+        receiving.grow(steady, STRIDE)
+        for expected in (stalled, dripping, steady):
+            assert not expected.given_up
+            receiving.give_up_slowest()
+            assert expected.given_up
+        assert (receiving.held, len(receiving), receiving.ending) == (0, 0, 3)
+        for body in bodies:
+            with pytest.raises(SlowBody):
+                receiving.grow(body, 1)
+        assert receiving.held == 0
+    assert receiving.ending == 0
+
+
+def test_bytes_of_all_bodies_are_bounded() -> None:
+    receiving = Receiving(10 * STRIDE)
+    with ExitStack() as held:
+        bodies = []
+        for _ in range(20):
+            bodies.append(held.enter_context(receiving.receive()))
+            receiving.grow(bodies[-1], STRIDE)
+            assert receiving.held <= 10 * STRIDE
+        assert [body.given_up for body in bodies] == [True] * 10 + [False] * 10
+        receiving.end(bodies[10])
+        receiving.grow(bodies[11], STRIDE)
+        assert not bodies[11].given_up
+    assert (receiving.held, len(receiving)) == (0, 0)
+
+
+def test_a_server_keeps_so_many_bytes_of_bodies(tiny_generator: Path) -> None:
+    """Eight of the largest size; the ninth ends the first with an answer, and a whole one is answered beside them."""
+    with serving(tiny_generator) as server, ExitStack() as held:
+        port = port_of(server)
+        bodies = [held.enter_context(begun(port, LIMIT, b" " * (LIMIT - 1))) for _ in range(WHOLE + 2)]
+        for body in bodies[:2]:
+            answer = closed(body)
+            assert (answer.status, answer.json["error"]["code"]) == (408, "request_timeout")
+            assert "more slowly than all others" in answer.message
+        assert [one.status for one in said(port, post(GO_ON))] == [200]
+        chunks = held.enter_context(connected(port))
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        chunks.sendall(head + chunk(b" " * (LIMIT // 2)) + b"5\r\n")
+        assert closed(bodies[2]).status == 408
+        for body in bodies[3:]:
+            body.sendall(b"}")
+            assert body.recv(1000).startswith(b"HTTP/1.1 400 ")  # whole, and not JSON
+        page = server.page
+        assert page.total("http_requests_total", status="408") == 3
+        assert page.total("rejections_total", code="request_timeout") == 3
+
+
+def test_where_connections_run_out_the_slowest_body_makes_room(tiny_generator: Path) -> None:
+    most = 20
+    with serving(tiny_generator, "--max-connections", str(most)) as server, ExitStack() as held:
+        port = port_of(server)
+        bodies = [held.enter_context(begun(port, LIMIT, b"{")) for _ in range(2 * most)]
+        for body in bodies[: most // 2]:
+            assert closed(body).status == 408
+        assert [one.status for one in said(port, post(GO_ON))] == [200]
+        bodies[-1].sendall(b"x" * (LIMIT - 1))
+        assert bodies[-1].recv(1000).startswith(b"HTTP/1.1 400 ")
+
+
+# A server that leaves
+
+
+def test_a_body_that_was_begun_before_the_signal_is_answered(tiny_generator: Path) -> None:
+    with serving(tiny_generator) as server, begun(port_of(server), len(GO_ON), GO_ON[:-1]) as client:
+        server.child.send_signal(signal.SIGTERM)
+        server.until(lambda: "leaving: 1 requests in flight" in server.log)
+        client.sendall(GO_ON[-1:])
+        assert [one.status for one in answers(heard(client))] == [200]
+
+
+def test_a_body_that_is_not_whole_when_the_time_is_over_is_told_why(tiny_generator: Path) -> None:
+    with (
+        serving(tiny_generator, "--drain-seconds", "0") as server,
+        begun(port_of(server), len(GO_ON), GO_ON[:-1]) as client,
+    ):
+        server.child.send_signal(signal.SIGTERM)
+        server.until(lambda: "leaving: 1 requests in flight" in server.log)
+        answer = closed(client)
+        assert (answer.status, answer.message) == (503, "the server is shutting down")
+
+
+@pytest.fixture
+def talker(tiny_generator: Path) -> Model:
+    return model(tiny_generator, "talker", "generate")
+
+
+@pytest.mark.parametrize(
+    ("path", "asked"), [("/v1/completions", TALK), ("/v1/messages", TALK), ("/v2/models/talker/infer", {"inputs": []})]
+)
+def test_every_dialect_says_it_in_its_words(talker: Model, path: str, asked: Any) -> None:
+    app = application(Registry([talker], echo))
+    receiving = cast(Server, app.state.server).receiving
+
+    async def run() -> Connection:
+        slow = Connection(path, b"")
+        slow.incoming.get_nowait()
+        slow.incoming.put_nowait({"type": "http.request", "body": orjson.dumps(asked)[:-1], "more_body": True})
+        task = asyncio.create_task(slow.run(app))
+        await until(lambda: receiving.held > 0)
+        receiving.give_up_slowest()
+        await asyncio.wait_for(task, 10)
+        return slow
+
+    slow = asyncio.run(run())
+    assert slow.sent[0]["status"] == 408
+    assert b"more slowly than all others" in slow.body
+    assert (receiving.held, receiving.ending) == (0, 0)

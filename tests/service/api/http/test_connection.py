@@ -1,0 +1,296 @@
+"""One connection at a time, before small applications: who waits, who makes room, how answers leave."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from uvicorn.server import ServerState
+
+from polyhead.service.api.http.connection import Connection
+from polyhead.service.api.http.connection_limits import Edge
+from polyhead.service.api.shared.openai_errors import write_error
+from tests.support.raw import (
+    answers,
+    chunk,
+    chunked,
+    post,
+)
+from tests.support.scripted import (
+    Registry,
+    application,
+    echo,
+    model,
+)
+
+App = Callable[..., Awaitable[None]]
+GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+LEAVING = b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+
+
+class Served:
+    """An application behind our connections; `refused` has the statuses of what it never saw."""
+
+    def __init__(self, app: Any, **limits: Any) -> None:
+        self.refused: list[int] = []
+        known = {"header_seconds": 30, "keep_alive_seconds": 30, "write_seconds": 30, "most": 100} | limits
+        self.edge = Edge(words=write_error, refused=self.refused.append, cut=int, **known)
+        self.state, self.config = ServerState(), uvicorn.Config(app, lifespan="off", log_config=None)
+
+    def connection(self) -> Connection:
+        return Connection(self.config, self.state, {}, edge=self.edge)
+
+    @asynccontextmanager
+    async def listening(self) -> Any:
+        server = await asyncio.get_running_loop().create_server(self.connection, "127.0.0.1", 0)
+        async with server:
+            yield server.sockets[0].getsockname()[1]
+            for connection in list(self.state.connections):
+                connection.transport.abort()  # type: ignore[union-attr]
+            for task in self.state.tasks:
+                task.cancel()
+            await asyncio.gather(*self.state.tasks, return_exceptions=True)
+
+
+async def told(port: int, content: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(content)
+    try:
+        return await asyncio.wait_for(reader.read(), 120)
+    finally:
+        writer.close()
+
+
+def run(app: Any, content: bytes, **limits: Any) -> bytes:
+    async def one() -> bytes:
+        async with Served(app, **limits).listening() as port:
+            return await told(port, content)
+
+    return asyncio.run(one())
+
+
+def replying(*parts: bytes, status: int = 200, length: bool = False, pause: float = 0) -> App:
+    """An application that says `parts`, with a pause before each."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"%d" % sum(map(len, parts)))] if length else []
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        for part in parts:
+            await asyncio.sleep(pause)
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    return app
+
+
+# How answers are framed
+
+
+def test_an_answer_of_unknown_length_comes_in_chunks() -> None:
+    content = run(replying(b"one", b"", b"two"), LEAVING)
+    assert b"transfer-encoding: chunked\r\n" in content
+    assert content.endswith(b"\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
+
+
+def test_before_there_were_chunks_its_end_was_the_connections() -> None:
+    content = run(replying(b"one", b"two"), b"GET / HTTP/1.0\r\n\r\n")
+    assert b"transfer-encoding" not in content
+    assert b"connection: close\r\n" in content
+    assert content.endswith(b"\r\n\r\nonetwo")
+
+
+@pytest.mark.parametrize("length", [True, False])
+def test_to_head_nothing_follows_the_header(length: bool) -> None:
+    content = run(replying(b"one", length=length), LEAVING.replace(b"GET", b"HEAD"))
+    assert (b"content-length: 3\r\n" if length else b"transfer-encoding: chunked\r\n") in content
+    assert content.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize("status", [204, 304])
+def test_statuses_without_a_body_have_no_length(status: int) -> None:
+    [answer] = answers(run(replying(status=status), LEAVING))
+    assert answer.status == status
+    assert "transfer-encoding" not in answer.headers
+
+
+def test_an_answer_may_take_longer_than_a_question() -> None:
+    times = {"header_seconds": 0.05, "keep_alive_seconds": 0.05, "write_seconds": 0.05}
+    assert run(replying(b"slow", b"ly", pause=0.2), GET, **times).endswith(b"4\r\nslow\r\n2\r\nly\r\n0\r\n\r\n")
+
+
+def test_no_field_of_an_answer_becomes_two() -> None:
+    async def forging(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"x", b"a\r\nset-cookie: b")]})
+
+    [answer] = answers(run(forging, GET))
+    assert answer.status == 500
+    assert "set-cookie" not in answer.headers
+
+
+def test_an_application_that_fails_is_answered_for() -> None:
+    async def failing(scope: Any, receive: Any, send: Any) -> None:
+        raise ZeroDivisionError("a secret")
+
+    [answer] = answers(run(failing, GET))
+    assert answer.status == 500
+    assert answer.message == "the server made a mistake; its log says more"
+
+
+def test_an_answer_that_breaks_off_has_no_end() -> None:
+    async def breaking(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"one", "more_body": True})
+        await asyncio.sleep(0.05)
+        raise ZeroDivisionError
+
+    async def one() -> bytes:
+        async with Served(breaking).listening() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET)
+            return await asyncio.wait_for(reader.read(), 120)
+
+    assert asyncio.run(one()).endswith(b"3\r\none\r\n")
+
+
+# Who waits
+
+
+def test_who_sends_ahead_is_held_back() -> None:
+    """What nobody has asked for yet stays with the client: of a body, and of requests in a row."""
+
+    async def sleeping(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.sleep(3600)
+
+    async def kept_of(served: Served, port: int, begin: bytes) -> int:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(begin)
+        connection, sent = await newest(served), 0
+        try:
+            async with asyncio.timeout(0.5):
+                while sent < 64 << 20:
+                    writer.write(b"GET / HTTP/1.1\r\n" * 4096)
+                    await writer.drain()
+                    sent += 1 << 16
+        except TimeoutError:
+            pass
+        kept = len(connection.buffer) + len(connection.exchange.body)  # type: ignore[union-attr]
+        writer.transport.abort()
+        return kept
+
+    async def both() -> list[int]:
+        served = Served(sleeping)
+        async with served.listening() as port:
+            begins = (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999\r\n\r\n", GET)
+            return [await kept_of(served, port, begin) for begin in begins]
+
+    assert max(asyncio.run(both())) <= 1 << 17
+
+
+async def newest(served: Served) -> Connection:
+    async with asyncio.timeout(120):
+        while not any(one.exchange for one in served.state.connections):  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+    return next(one for one in served.state.connections if one.exchange)  # type: ignore[union-attr, return-value]
+
+
+# Who makes room
+
+
+def test_whoever_is_silent_longest_makes_room() -> None:
+    async def one() -> tuple[list[bytes], bytes, int]:
+        served = Served(replying(b"here", length=True), most=3)
+        async with served.listening() as port:
+            idle = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            idle[1][1].write(b"GET / HT")
+            idle[0][1].write(GET)  # it is no longer the one that is silent longest
+            await idle[0][0].readuntil(b"here")
+            answer = await told(port, GET[:-2] + b"Connection: close\r\n\r\n")
+            gone = await asyncio.wait_for(idle[1][0].read(), 120)
+            idle[2][1].write(LEAVING)
+            left = await idle[2][0].read()
+            return [gone, left], answer, len(served.refused)
+
+    (gone, left), answer, refused = asyncio.run(one())
+    assert gone == b""
+    assert left.endswith(b"here")
+    assert answer.endswith(b"here")
+    assert not refused
+
+
+def test_where_nobody_is_silent_no_more_are_let_in() -> None:
+    ready = asyncio.Event()
+
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        await ready.wait()
+        await replying(b"here", length=True)(scope, receive, send)
+
+    async def one() -> tuple[bytes, bytes]:
+        served = Served(waiting, most=1)
+        async with served.listening() as port:
+            first = asyncio.create_task(told(port, LEAVING))
+            await newest(served)
+            second = await told(port, LEAVING)
+            ready.set()
+            return await first, second
+
+    first, second = asyncio.run(one())
+    assert first.endswith(b"here")
+    [answer] = answers(second)
+    assert (answer.status, answer.json["error"]["code"]) == (503, "too_many_connections")
+
+
+# The server leaves
+
+
+def test_a_server_that_leaves_closes_what_is_idle_and_says_so_where_it_answers() -> None:
+    async def one() -> tuple[bytes, bytes]:
+        served = Served(replying(b"here", length=True, pause=0.1))
+        async with served.listening() as port:
+            idle, _ = await asyncio.open_connection("127.0.0.1", port)
+            busy = asyncio.create_task(told(port, GET))
+            await newest(served)
+            for connection in list(served.state.connections):
+                connection.shutdown()
+            return await asyncio.wait_for(idle.read(), 120), await busy
+
+    idle, busy = asyncio.run(one())
+    assert idle == b""
+    assert b"here" in busy
+
+
+def test_a_server_that_will_leave_sends_elsewhere_whoever_asks_for_nothing() -> None:
+    async def one() -> tuple[bytes, bytes]:
+        served = Served(replying(b"here", length=True))
+        async with served.listening() as port:
+            idle, half, new = [await asyncio.open_connection("127.0.0.1", port) for _ in range(3)]
+            for reader, writer in (idle, half):
+                writer.write(GET)
+                assert (await reader.readuntil(b"here")).startswith(b"HTTP/1.1 200")
+            half[1].write(GET[:5])
+            await asyncio.sleep(0.05)
+            for connection in list(served.state.connections):
+                connection.part()  # type: ignore[union-attr]
+            assert await asyncio.wait_for(idle[0].read(), 120) == b""
+            half[1].write(GET[5:])
+            new[1].write(GET)
+            return await asyncio.wait_for(half[0].read(), 120), await asyncio.wait_for(new[0].read(), 120)
+
+    for last in asyncio.run(one()):
+        assert b"connection: close\r\n" in last
+        assert last.endswith(b"here")
+
+
+# In our application
+
+
+def test_a_body_that_breaks_is_said_in_the_words_of_the_dialect(tiny_generator: Path) -> None:
+    app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
+    parts = chunked(chunk(b"{"), b"nonsense\r\n", path=b"/predict")
+    [answer] = answers(run(app, parts))
+    assert answer.status in (400, 413, 422)
+    assert answer.json.keys() == {"error", "error_type"}
+    [answer] = answers(run(app, post(b'{"model":"talker","prompt":"The fox"}')))
+    assert answer.status == 200

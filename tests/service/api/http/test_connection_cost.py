@@ -1,0 +1,74 @@
+"""What it costs a real server to listen: to a body in many pieces, and to more connections than it may have."""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Process
+from tests.support.raw import (
+    LAST,
+    answers,
+    chunked,
+    connected,
+    heard,
+    post,
+    said,
+)
+
+COUNT = 1_000_000
+SLICE = 1 << 14
+PROBE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+GO_ON = json.dumps({"model": "chat", "prompt": [40, 41], "max_tokens": 1, "temperature": 0}).encode()
+
+
+@pytest.fixture
+def server(tiny_generator: Path) -> Iterator[Process]:
+    process = Process(f"chat={tiny_generator}", "--cache-tokens", "4096")
+    process.ready()
+    yield process
+    assert process.stop() == 0, process.log
+
+
+def test_a_million_chunks_of_one_byte_cost_what_they_carry(server: Process) -> None:
+    """Of a server that has read as much in one piece; and whoever asks meanwhile is answered in between."""
+    port = int(server.url.rpartition(":")[2])
+    assert [one.status for one in said(port, post(GO_ON.rjust(COUNT)))] == [200]
+    content = chunked(*(b"1\r\n%c\r\n" % byte for byte in GO_ON.rjust(COUNT)), LAST)
+    server.forget()
+    before = server.resident()
+    with connected(port) as client:
+        for start in range(0, len(content), SLICE):
+            client.sendall(content[start : start + SLICE])
+            if start % (SLICE * 16) == 0:
+                assert [one.status for one in said(port, PROBE)] == [200]
+        assert [one.status for one in answers(heard(client))] == [200]
+    assert server.resident("VmHWM") - before < COUNT / 2**20 + 1, "MiB beyond the body"
+
+
+LOW = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (200, 200))
+sys.argv[1:1] = ["serve"]
+from polyhead.service.cli.main import main
+main()
+"""
+
+
+def test_a_system_that_gives_few_files_serves_whoever_asks(tiny_generator: Path) -> None:
+    """Three hundred say nothing where two hundred files may be open: who asks is answered, beside them and after."""
+    process = Process(f"chat={tiny_generator}", "--cache-tokens", "4096", entry=("-c", LOW))
+    process.ready()
+    port = int(process.url.rpartition(":")[2])
+    try:
+        with ExitStack() as held:
+            for _ in range(300):
+                held.enter_context(connected(port))
+            assert [one.status for one in said(port, post(GO_ON))] == [200]
+        assert [one.status for one in said(port, post(GO_ON))] == [200]
+        assert process.descriptors() <= 200
+        assert "out of system resource" not in process.log
+    finally:
+        assert process.stop() == 0, process.log

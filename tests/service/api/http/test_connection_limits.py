@@ -1,0 +1,351 @@
+"""What crowds of connections may cost: requests in a turn of the loop, unread answers, and memory for bodies."""
+
+import asyncio
+import errno
+import logging
+import socket
+import struct
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import orjson
+import pytest
+
+from polyhead.service.api.access.app_state import Server
+from polyhead.service.api.http.body_limits import Receiving
+from polyhead.service.api.http.connection import Connection
+from polyhead.service.api.http.connection_limits import AT_ONCE
+from polyhead.service.api.http.exchange import PIECE
+from polyhead.service.concurrency import loop_errors
+from polyhead.service.concurrency.loop_errors import LoopErrors
+from polyhead.service.resources.request_memory import BODY, Headroom
+from tests.service.api.http.test_connection import (
+    GET,
+    LEAVING,
+    Served,
+    newest,
+    replying,
+    run,
+    told,
+)
+from tests.support.raw import answers
+from tests.support.scripted import Connection as Asked
+from tests.support.scripted import (
+    Registry,
+    application,
+    echo,
+    model,
+    until,
+)
+
+LARGE = 8 << 20  # bytes of an answer, more than the kernel keeps
+
+
+def connections(served: Served) -> list[Connection]:
+    return [cast(Connection, one) for one in served.state.connections]
+
+
+def blocked(served: Served, count: int) -> bool:
+    """So many connections wait for their clients to read."""
+    return sum(one.exchange is not None and not one.writable.is_set() for one in connections(served)) == count
+
+
+async def unread(port: int, content: bytes) -> socket.socket:
+    """A client that asks and reads nothing."""
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", port))
+    await loop.sock_sendall(client, content)
+    return client
+
+
+# Requests in a turn of the loop
+
+
+@pytest.mark.parametrize("pipelined", [1, 3])
+def test_few_requests_begin_in_a_turn_of_the_loop(pipelined: int) -> None:
+    """However many connections have one ready; all of them are answered."""
+    crowd, turn, begun = 6 * AT_ONCE, 0, Counter[int]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        begun[turn] += 1
+        await replying(b"here", length=True)(scope, receive, send)
+
+    async def one() -> None:
+        nonlocal turn
+        served = Served(app, most=2 * crowd)
+        server = await asyncio.get_running_loop().create_server(served.connection, "127.0.0.1", 0, backlog=crowd)
+        with ExitStack() as held:
+            for _ in range(crowd):  # all of them before the server runs
+                client = held.enter_context(socket.create_connection(server.sockets[0].getsockname()))
+                client.sendall(pipelined * GET)
+            while begun.total() < pipelined * crowd:
+                turn += 1
+                await asyncio.sleep(0)
+            await until(lambda: served.state.total_requests == pipelined * crowd)
+            for connection in connections(served):
+                connection.transport.abort()
+        server.close()
+
+    asyncio.run(asyncio.wait_for(one(), 120))
+    assert max(begun.values()) <= 2 * AT_ONCE, "two calls of the queue may fall into one turn of the counter"
+
+
+# Unread answers
+
+
+def test_an_answer_that_is_not_read_is_handed_out_in_pieces() -> None:
+    """The application waits until the client has taken the last of them."""
+    done = asyncio.Event()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % LARGE)]})
+        await send({"type": "http.response.body", "body": b"x" * LARGE})
+        done.set()
+
+    async def one() -> None:
+        served = Served(app)
+        async with served.listening() as port:
+            client = await unread(port, LEAVING)
+            await until(lambda: blocked(served, 1))
+            [connection] = connections(served)
+            assert 0 < connection.transport.get_write_buffer_size() <= 2 * PIECE
+            assert not done.is_set()
+            got, loop = bytearray(), asyncio.get_running_loop()
+            while part := await loop.sock_recv(client, 1 << 16):
+                got += part
+            client.close()
+            assert got.endswith(b"\r\n\r\n" + b"x" * LARGE)
+            await asyncio.wait_for(done.wait(), 120)
+
+    asyncio.run(one())
+
+
+def test_chunks_of_a_large_answer_are_whole() -> None:
+    size = 2 * PIECE + 1
+    content = run(replying(b"x" * size, b"end"), LEAVING)
+    assert content.endswith(b"\r\n\r\n%x\r\n" % size + b"x" * size + b"\r\n3\r\nend\r\n0\r\n\r\n")
+
+
+def test_whoever_does_not_read_for_longest_makes_room() -> None:
+    """More than may be open ask for two answers each and read none; another is answered, and only the first goes."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = b"here" if scope["path"] == "/small" else b"x" * LARGE
+        await replying(body, length=True)(scope, receive, send)
+
+    async def one() -> tuple[bytes, bool, int]:
+        served = Served(app, most=3)
+        async with served.listening() as port:
+            clients = []
+            for count in range(1, 4):
+                clients.append(await unread(port, GET + GET))
+                await until(lambda count=count: blocked(served, count))  # type: ignore[misc]
+            first = clients[0].getsockname()
+            answer = await told(port, LEAVING.replace(b"/ ", b"/small "))
+            left = [one.transport.get_extra_info("peername") for one in connections(served)]
+            for client in clients:
+                client.close()
+            return answer, first in left, len(left)
+
+    answer, there, left = asyncio.run(one())
+    assert answer.endswith(b"here")
+    assert not there
+    assert left >= 2
+
+
+# Clients that leave, and a server that does
+
+
+def test_a_client_that_resets_its_connection_is_no_mistake(caplog: pytest.LogCaptureFixture) -> None:
+    """Its answer is sent while the rest of its body is still to come, and the connection cannot be shut down."""
+    ready = asyncio.Event()
+    ended: list[BaseException | None] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await ready.wait()
+        try:
+            await replying(b"no", length=True)(scope, receive, send)
+        except BaseException as error:
+            ended.append(error)
+            raise
+        ended.append(None)
+
+    async def one() -> None:
+        served = Served(app)
+        async with served.listening() as port:
+            client = await unread(port, b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\nab")
+            connection = await newest(served)
+            connection.transport.pause_reading()  # so that only its writing can find that the client has gone
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            client.close()
+            connection.write = lambda data: None  # type: ignore[assignment, method-assign]
+            ready.set()
+            await until(lambda: bool(ended) and not served.state.connections)
+
+    asyncio.run(one())
+    assert ended == [None]
+    assert "mistake" not in caplog.text
+
+
+def test_a_request_that_is_cut_is_told_that_the_server_leaves(caplog: pytest.LogCaptureFixture) -> None:
+    async def waiting(scope: Any, receive: Any, send: Any) -> None:
+        await asyncio.Event().wait()
+
+    async def one() -> bytes:
+        served = Served(waiting)
+        async with served.listening() as port:
+            asked = asyncio.create_task(told(port, GET))
+            await newest(served)
+            for task in served.state.tasks:
+                task.cancel()
+            return await asked
+
+    [answer] = answers(asyncio.run(one()))
+    assert (answer.status, answer.message) == (503, "the server is shutting down")
+
+
+def test_a_request_that_is_cut_is_recorded_as_stopped(tiny_generator: Path, caplog: pytest.LogCaptureFixture) -> None:
+    app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
+    receiving = cast(Server, app.state.server).receiving
+
+    async def one() -> Asked:
+        asked = Asked("/v1/completions", b"")
+        asked.incoming.get_nowait()
+        asked.incoming.put_nowait({"type": "http.request", "body": b"{", "more_body": True})
+        task = asyncio.create_task(asked.run(app))
+        await until(lambda: receiving.held > 0)
+        task.cancel()
+        await asyncio.wait([task])
+        return asked
+
+    with caplog.at_level(logging.INFO, "polyhead.http"):
+        asked = asyncio.run(one())
+    assert asked.sent[0]["status"] == 503
+    assert orjson.loads(asked.body)["error"]["code"] == "stopped"
+    [record] = [each for each in caplog.records if getattr(each, "status", 0)]
+    assert "stopped" in record.getMessage()
+    assert "internal_error" not in record.getMessage()
+
+
+# What comes in parts
+
+
+def test_an_empty_line_may_come_in_two_segments() -> None:
+    async def one() -> bytes:
+        served = Served(replying(b"here", length=True))
+        async with served.listening() as port:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(GET)
+            await reader.readuntil(b"here")
+            writer.write(b"\r")
+            [connection] = connections(served)
+            await until(lambda: connection.buffer == b"\r" or connection.lingering)
+            writer.write(b"\n" + LEAVING)
+            return await asyncio.wait_for(reader.read(), 120)
+
+    assert [answer.status for answer in answers(asyncio.run(one()))] == [200]
+
+
+def test_a_whole_body_is_not_asked_for() -> None:
+    """Its application listens for the client to leave, once it has the body."""
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        leaving = asyncio.create_task(receive())
+        await asyncio.sleep(0)
+        await replying(b"here", length=True)(scope, receive, send)
+        await leaving
+
+    asking = (
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    )
+    assert [answer.status for answer in answers(run(app, asking + b"{}"))] == [200]
+
+
+# Memory for bodies
+
+
+def test_slower_bodies_make_room_where_memory_is_short(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slow bodies have nearly all memory for requests.  Another request is answered, and the slowest of them ends."""
+    app = application(Registry([model(tiny_generator, "talker", "generate")], echo))
+    headroom = cast(Server, app.state.server).headroom
+    monkeypatch.setattr(headroom, "_free", 0)  # so that there is the least
+    small = orjson.dumps({"model": "talker", "prompt": "The fox"})
+    size = (int(headroom.whole) // BODY - len(small) // 2) // 8
+
+    async def one() -> tuple[list[Asked], Asked]:
+        slow = [Asked("/v1/completions", b"") for _ in range(8)]
+        for each in slow:
+            each.incoming.get_nowait()
+            each.incoming.put_nowait({"type": "http.request", "body": b" " * size, "more_body": True})
+        tasks = [asyncio.create_task(each.run(app)) for each in slow]
+        await until(lambda: headroom._taken >= 8 * size * BODY)
+        quick = Asked("/v1/completions", small)
+        await quick.run(app)
+        for each in slow:
+            each.drop()
+        await asyncio.wait(tasks)
+        return slow, quick
+
+    slow, quick = asyncio.run(one())
+    assert quick.sent[0]["status"] == 200
+    assert [each.sent[0]["status"] for each in slow].count(408) == 1
+    assert headroom._taken == 0
+
+
+def test_whole_requests_do_not_make_room_for_bodies() -> None:
+    receiving, released = Receiving(1 << 20), []
+    with ExitStack() as held:
+        slow, quick = (held.enter_context(receiving.receive()) for _ in range(2))
+        slow.release = lambda: released.append("slow")
+        receiving.grow(slow, 100)
+        receiving.grow(quick, 1000)
+        assert not receiving.make_room(quick, 101)
+        assert not slow.given_up
+        assert receiving.make_room(quick, 100)
+        assert (slow.given_up, quick.given_up, released) == (True, False, ["slow"])
+
+
+def test_bodies_are_bounded_by_memory_too() -> None:
+    """Though one of the largest size is always taken."""
+    receiving = Receiving(8000, lambda: 0)
+    with ExitStack() as held:
+        first, second = (held.enter_context(receiving.receive()) for _ in range(2))
+        receiving.grow(first, 1000)
+        assert not first.given_up
+        receiving.grow(second, 1)
+        assert (first.given_up, second.given_up) == (True, False)
+
+
+def test_headroom_says_what_it_lacks() -> None:
+    headroom = Headroom(0)
+    headroom.take(int(headroom.whole) - 10, "it")
+    assert headroom.lacking(10) == 0
+    assert headroom.lacking(15) == 5
+
+
+# Connections that the system has no files for
+
+
+def test_connections_that_cannot_be_accepted_are_one_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    handler, loop = LoopErrors(lambda: now), asyncio.new_event_loop()
+    context = {
+        "message": "socket.accept() out of system resource",
+        "exception": OSError(errno.EMFILE, "Too many open files"),
+    }
+    for _ in range(100):
+        handler(loop, context)
+    assert caplog.text.count("Too many open files") == 1
+    assert "Traceback" not in caplog.text
+    now = loop_errors.PAUSE_S
+    handler(loop, context)
+    assert caplog.text.count("Too many open files") == 2
+    handler(loop, {"message": "another", "exception": OSError(errno.EMFILE, "Too many open files")})
+    assert "another" in caplog.text
+    loop.close()

@@ -1,0 +1,127 @@
+"""Heads and bodies as they are read, beside another reader of HTTP: whatever is taken here is taken there, and alike.
+
+Every byte of a few good requests is left out, doubled and exchanged for each of those that have a meaning somewhere.
+"""
+
+from collections.abc import Iterator
+
+import h11
+import pytest
+
+from polyhead.service.api.http.request_body import Chunked
+from polyhead.service.api.http.request_head import (
+    CHUNKED,
+    END,
+    Head,
+    end_of,
+    read_head,
+)
+from polyhead.service.core.errors import Unreadable
+
+MEANT = b"\r\n\t \0:;,/?%#-+=0Aa\x7f\xff"
+HEADS = (
+    b"GET /v1/models?a=b HTTP/1.1\r\nHost: x:80\r\nX-A:  b c \r\n\r\n",
+    b"POST /a%20b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 12\r\nConnection: close\r\n\r\n",
+    b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nExpect: 100-continue\r\n\r\n",
+)
+BODIES = (b"5\r\nhello\r\n0\r\n\r\n", b"0a;b=c\r\n0123456789\r\n1\r\n!\r\n0\r\nX: y\r\n\r\n")
+START = b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def changed(content: bytes) -> Iterator[bytes]:
+    for at in range(len(content)):
+        before, after = content[:at], content[at + 1 :]
+        yield before + after
+        for byte in MEANT:
+            yield before + bytes([byte]) + after
+            yield before + bytes([byte]) + content[at:]
+
+
+def ours(content: bytes) -> Head | None:
+    try:
+        end = end_of(bytearray(content), 0)
+        return read_head(content[:end]) if end else None
+    except Unreadable:
+        return None
+
+
+def theirs(content: bytes) -> h11.Request | None:
+    connection = h11.Connection(h11.SERVER, 1 << 20)
+    connection.receive_data(content)
+    try:
+        found = connection.next_event()
+    except h11.RemoteProtocolError:
+        return None
+    return found if isinstance(found, h11.Request) else None
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_no_head_is_taken_that_others_refuse_or_read_otherwise(head: bytes) -> None:
+    taken = refused = 0
+    for content in changed(head):
+        mine, others = ours(content), theirs(content)
+        if mine is None:
+            refused += 1
+            continue
+        taken += 1
+        assert others is not None, content
+        raw = mine.raw_path + (b"?" + mine.query if mine.query else b"")
+        assert others.method == mine.method.encode()
+        assert others.target.rstrip(b"?").endswith(raw.rstrip(b"?")), content
+        assert [(name, value) for name, value in others.headers if name != b"content-length"] == [
+            (name, value.lower() if name == b"transfer-encoding" else value)
+            for name, value in mine.fields
+            if name != b"content-length"
+        ]
+        lengths = [int(value) for name, value in others.headers if name == b"content-length"]
+        coded = any(name == b"transfer-encoding" for name, _ in others.headers)
+        assert mine.length == (CHUNKED if coded else (lengths or [0])[0])
+    assert taken > 100
+    assert refused > 100
+
+
+def decoded(content: bytes, size: int) -> bytes | None:
+    """What a body carries, read in pieces of such a size; nothing if it is none or doesn't end."""
+    reader, buffer, body = Chunked(), bytearray(), bytearray()
+    try:
+        for start in range(0, len(content), size):
+            buffer += content[start : start + size]
+            if not reader.complete:
+                reader.take(buffer, body)
+    except Unreadable:
+        return None
+    return bytes(body) if reader.complete else None
+
+
+def decoded_by_others(content: bytes) -> bytes | None:
+    connection, body = h11.Connection(h11.SERVER), b""
+    connection.receive_data(START + content)
+    try:
+        while not isinstance(event := connection.next_event(), h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                return None
+            body += bytes(event.data) if isinstance(event, h11.Data) else b""
+    except h11.RemoteProtocolError:
+        return None
+    return body
+
+
+@pytest.mark.parametrize("body", BODIES)
+def test_no_body_is_taken_that_others_refuse_or_read_otherwise(body: bytes) -> None:
+    taken = 0
+    for content in changed(body):
+        mine = decoded(content, 1 << 16)
+        assert mine in (None, decoded_by_others(content)), content
+        assert mine == decoded(content, 1) == decoded(content, 3), content
+        taken += mine is not None
+    assert taken > 20
+
+
+def test_the_end_of_a_head_is_found_wherever_it_is_cut() -> None:
+    for head in HEADS:
+        for cut in range(1, len(head)):
+            buffer = bytearray(head[:cut])
+            assert end_of(buffer, 0) == 0
+            searched = len(buffer)
+            buffer += head[cut:] + b"GET / HTTP/1.1" + END
+            assert end_of(buffer, searched) == len(head)

@@ -1,0 +1,117 @@
+"""What the probes say, and why; a real server's probes under load are at the end."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from fastapi import FastAPI
+
+from polyhead.service.core.model import Model, State
+from tests.support.scripted import (
+    Idle,
+    Registry,
+    application,
+    ask,
+    echo,
+    model,
+)
+
+WELL = State("ready", 1.0)
+
+
+@pytest.fixture(scope="module")
+def talker(tiny_generator: Path) -> Model:
+    return model(tiny_generator, "talker", "generate")
+
+
+@pytest.fixture
+def app(talker: Model) -> FastAPI:
+    return application(Registry([talker], echo))
+
+
+def states(app: FastAPI, named: Mapping[str, State]) -> None:
+    """As if these were the models, all of the settings."""
+    server = app.state.server
+    cast(Any, server.registry).states = lambda: named
+    known = server.settings.model_copy(update={"models": dict.fromkeys(named, "./tiny")})
+    object.__setattr__(server, "settings", known)
+
+
+def engine(app: FastAPI) -> Idle:
+    return cast(Idle, app.state.server.engine)
+
+
+def probe(app: FastAPI, path: str) -> tuple[int, list[str]]:
+    [answer] = ask(app, (path, None))
+    said = answer.json()
+    assert said["ready" if path == "/readyz" else "live"] is (answer.status_code == 200)
+    return answer.status_code, said["reasons"]
+
+
+@pytest.mark.parametrize(
+    ("models", "started", "ready", "reasons"),
+    [
+        ({"a": WELL, "b": WELL}, 200, 200, []),
+        ({"a": State("waiting")}, 503, 503, ["a is not loaded yet", "no model is ready"]),
+        ({"a": WELL, "b": State("loading", 0.5)}, 503, 503, ["b is not loaded yet"]),
+        ({"a": WELL, "b": State("broken", why="no such file")}, 200, 503, ["b is broken: no such file"]),
+        ({"b": State("broken", why="x")}, 200, 503, ["b is broken: x", "no model is ready"]),
+        ({}, 200, 503, ["no model is ready"]),
+    ],
+)
+def test_ready_is_after_all_are_loaded_and_while_all_are_well(
+    app: FastAPI, models: Mapping[str, State], started: int, ready: int, reasons: list[str]
+) -> None:
+    states(app, models)
+    assert probe(app, "/livez") == (200, [])
+    assert ask(app, ("/startupz", None))[0].status_code == started
+    assert probe(app, "/readyz") == (ready, reasons)
+    assert ask(app, ("/health", None))[0].status_code == ready
+
+
+def test_models_beside_those_of_the_settings_do_not_take_it_out_of_service(app: FastAPI) -> None:
+    """Who loads one more by hand sees there what becomes of it."""
+    states(app, {"a": WELL})
+    more = {"a": WELL, "b": State("loading", 0.1), "c": State("broken", why="x")}
+    cast(Any, app.state.server.registry).states = lambda: more
+    engine(app).broken = ["c"]
+    assert probe(app, "/readyz") == (200, [])
+
+
+def test_ready_says_how_far_each_model_is(app: FastAPI) -> None:
+    named = {"a": State("loading", 0.12345), "b": State("broken", why="x"), "c": WELL, "d": State("waiting")}
+    states(app, named)
+    [answer] = ask(app, ("/readyz", None))
+    assert answer.json() == {
+        "ready": False,
+        "draining": False,
+        "reasons": ["a is not loaded yet", "b is broken: x", "d is not loaded yet"],
+        "models": {
+            "a": {"state": "loading", "progress": 0.123},
+            "b": {"state": "broken", "error": "x"},
+            "c": {"state": "ready"},
+            "d": {"state": "waiting"},
+        },
+    }
+
+
+def test_a_dead_engine_is_not_alive(app: FastAPI) -> None:
+    engine(app).alive = False
+    assert probe(app, "/livez") == probe(app, "/readyz") == (503, ["the engine thread has ended"])
+
+
+def test_a_model_that_fails_is_not_ready_but_no_reason_to_restart(app: FastAPI) -> None:
+    engine(app).broken = ["talker"]
+    assert probe(app, "/readyz") == (503, ["talker cannot compute any more"])
+    assert probe(app, "/livez") == (200, [])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "ready", "live"), [(8.0, 200, 200), (8.1, 503, 200), (60.0, 503, 200), (60.1, 503, 503)]
+)
+def test_without_progress_it_is_first_not_ready_then_dead(app: FastAPI, seconds: float, ready: int, live: int) -> None:
+    engine(app).seconds = seconds
+    said = [f"no step has been finished for {seconds:.1f} s, and work waits"]
+    assert probe(app, "/readyz") == (ready, said if ready == 503 else [])
+    assert probe(app, "/livez") == (live, said if live == 503 else [])

@@ -1,0 +1,207 @@
+"""How the playground is served: which files, with which headers, to whom; what it does is looked at in a browser."""
+
+import asyncio
+import re
+from pathlib import Path
+
+import pytest
+from fastapi import FastAPI
+
+from polyhead.service.api.operations.web_pages import (
+    FOLDER,
+    PAGES,
+    REFERENCE_FILES,
+    Description,
+    Page,
+    pages,
+    wants_html,
+)
+from tests.service.api.test_app import call
+from tests.support.scripted import (
+    Registry,
+    application,
+    echo,
+    model,
+)
+
+BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
+KEY = {"Authorization": "Bearer s3cret"}
+USED = re.compile(r"""(?:from\s+"\./|(?:src|href)="(?:web|docs)/)([^"]+)""")
+ADDRESS = re.compile(r"""https?://[^"'\s]+|(?<=["'(])//[^"'\s]+""")
+STYLE = re.compile(r"\sstyle\s*=\s*[\"']|<style|javascript:|\son\w+\s*=\s*[\"']")
+
+
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    return application(Registry([], echo))
+
+
+def test_browsers_have_the_page_and_programs_what_they_had(app: FastAPI) -> None:
+    page = call(app, "GET", "/", headers=BROWSER)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert page.content == (FOLDER / "index.html").read_bytes()
+    assert page.headers["vary"] == "Accept"
+    for accepted in ("*/*", "application/json", "", "text/plain, */*"):
+        answer = call(app, "GET", "/", headers={"Accept": accepted})
+        assert answer.json()["docs"] == "/docs"
+        assert answer.headers["vary"] == "Accept"
+    assert call(app, "HEAD", "/", headers=BROWSER).headers["content-type"] == "text/html; charset=utf-8"
+
+
+@pytest.mark.parametrize(
+    ("accepted", "html"),
+    [
+        ("text/html", True),
+        ("text/html;q=0.5, application/json", False),
+        ("application/json;q=0.5, TEXT/HTML ; q=0.9", True),
+        ("text/html, application/json", False),
+        ("text/html;q=0", False),
+        ("text/*", False),
+        ("*/*", False),
+    ],
+)
+def test_html_is_for_those_who_would_rather_have_it(accepted: str, html: bool) -> None:
+    assert wants_html(accepted) is html
+
+
+def test_every_file_is_sent_whole_as_what_it_is_and_once(app: FastAPI) -> None:
+    kinds = {".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8", ".svg": "image/svg+xml"}
+    for path in FOLDER.iterdir():
+        answer = call(app, "GET", f"/web/{path.name}")
+        assert answer.content == path.read_bytes()
+        assert answer.headers["content-type"] == (kinds | {".html": "text/html; charset=utf-8"})[path.suffix]
+        assert answer.headers["cache-control"] == "no-cache"
+        tag = answer.headers["etag"]
+        for given in (tag, f'"other", W/{tag}'):
+            again = call(app, "GET", f"/web/{path.name}", headers={"If-None-Match": given})
+            assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+        assert call(app, "GET", f"/web/{path.name}", headers={"If-None-Match": '"other"'}).status_code == 200
+        assert call(app, "HEAD", f"/web/{path.name}").headers["etag"] == tag
+    assert len({page.tag for page in PAGES.values()}) == len(PAGES)
+
+
+def test_nothing_on_the_page_may_run_that_is_not_a_file_of_it(app: FastAPI) -> None:
+    for path in ("/", "/web/index.html", "/web/main.js", "/docs", "/docs/docs.js"):
+        headers = call(app, "GET", path, headers=BROWSER).headers
+        policy = dict(part.split(" ", 1) for part in headers["content-security-policy"].split("; "))
+        assert policy == {
+            "default-src": "'none'",
+            "script-src": "'self'",
+            "style-src": "'self'",
+            "img-src": "'self' data:",
+            "connect-src": "'self'",
+            "base-uri": "'none'",
+            "form-action": "'none'",
+            "frame-ancestors": "'none'",
+        }
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["x-frame-options"] == "DENY"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "..%2fapi%2fweb.py", "%2e%2e/settings.py", "index.html/", "main.js%00"])
+def test_what_is_no_file_of_it_is_not_found(app: FastAPI, name: str) -> None:
+    answer = call(app, "GET", f"/web/{name}")
+    assert answer.status_code == 404
+    assert "import" not in answer.text
+
+
+def test_it_can_be_switched_off() -> None:
+    app = application(Registry([], echo), playground=False)
+    assert call(app, "GET", "/", headers=BROWSER).json()["docs"] == "/docs"
+    for name in PAGES:
+        answer = call(app, "GET", f"/web/{name}")
+        assert answer.status_code == 404
+        assert "playground" in answer.json()["error"]["message"]
+
+
+def test_the_reference_is_of_the_package_alone() -> None:
+    """It loads nothing of another origin, needs no key, and stays where the playground is switched off."""
+    app = application(Registry([], echo), playground=False, api_key="s3cret")
+    page = call(app, "GET", "/docs", headers=BROWSER)
+    assert page.content == (FOLDER / "docs.html").read_bytes()
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert call(app, "HEAD", "/docs").headers["etag"] == page.headers["etag"]
+    for name in REFERENCE_FILES:
+        assert call(app, "GET", f"/docs/{name}").content == (FOLDER / name).read_bytes()
+        assert set(ADDRESS.findall((FOLDER / name).read_text("utf-8"))) <= {"http://www.w3.org/2000/svg"}, name
+    for path in ("/docs/main.js", "/docs/index.html", "/docs/oauth2-redirect", "/docs/..%2fapi%2fweb.py"):
+        assert call(app, "GET", path).status_code == 404
+    for path in ("/redoc", "/openapi.json"):
+        assert call(app, "GET", path).status_code == 401
+    assert call(app, "GET", "/redoc", headers=KEY).status_code == 404
+    assert "/v1/rerank" in call(app, "GET", "/openapi.json", headers=KEY).json()["paths"]
+
+
+def test_the_description_is_made_once() -> None:
+    made = list[int]()
+
+    async def ask() -> list[Page]:
+        description = Description(lambda: {"made": made.append(1)})
+        return await asyncio.gather(*(description.page() for _ in range(10)))
+
+    assert len({page.tag for page in asyncio.run(ask())}) == len(made) == 1
+    app = application(Registry([], echo))
+    first = call(app, "GET", "/openapi.json")
+    assert first.headers["content-type"] == "application/json"
+    assert call(app, "GET", "/openapi.json", headers={"If-None-Match": first.headers["etag"]}).status_code == 304
+    assert call(app, "HEAD", "/openapi.json").headers["etag"] == first.headers["etag"]
+
+
+def test_only_files_that_a_browser_is_to_have_are_served(tmp_path: Path) -> None:
+    for name in ("a.js", "b.py", ".c", "d.css"):
+        (tmp_path / name).write_text("x")
+    (tmp_path / "inner").mkdir()
+    assert pages(tmp_path).keys() == {"a.js", "d.css"}
+
+
+def test_every_model_says_what_its_form_must_know(tiny_generator: Path, tiny_classifier: Path) -> None:
+    models = [
+        model(tiny_generator, "talker", "generate"),
+        model(tiny_generator, "writer", "generate", chat=None),
+        model(tiny_classifier, "judge", "classify", labels=("entails", "not")),
+        model(tiny_classifier, "order", "rank"),
+        model(tiny_classifier, "words", "fill"),
+    ]
+    data = call(application(Registry(models, echo)), "GET", "/v1/models").json()["data"]
+    known = {one["id"]: (one["task"], one["tasks"][-1], one["chat"], one["pairs"], one["mask"]) for one in data}
+    assert known == {
+        "talker": ("generate", "text-generation", True, "none", ""),
+        "writer": ("generate", "text-generation", False, "none", ""),
+        "judge": ("classify", "zero-shot-classification", False, "possible", ""),
+        "order": ("rank", "text-classification", False, "needed", ""),
+        "words": ("fill", "fill-mask", False, "none", "[MASK]"),
+    }
+    assert {tuple(one["labels"]) for one in data} == {(), ("entails", "not")}
+    assert {one["max_tokens"] for one in data} == {64}
+
+
+# What the files must be like, that no browser would tell
+
+
+def test_files_are_short_and_name_only_each_other() -> None:
+    for path in FOLDER.iterdir():
+        text = path.read_text("utf-8")
+        assert len(text.splitlines()) <= 400, path.name
+        assert not STYLE.search(text), f"{path.name} has a style or a script of its own"
+        assert "innerHTML" not in text
+        assert "insertAdjacentHTML" not in text
+        for name in re.findall(USED, text):
+            assert name in PAGES, f"{path.name} wants {name}"
+
+
+def reached(page: str) -> set[str]:
+    """The files that `page` is made of, itself included."""
+    found, left = set[str](), [page]
+    while left:
+        name = left.pop()
+        if name not in found:
+            found.add(name)
+            left += re.findall(USED, (FOLDER / name).read_text("utf-8"))
+    return found
+
+
+def test_every_module_is_reached_from_a_page() -> None:
+    assert reached("index.html") | reached("docs.html") == PAGES.keys()
+    assert reached("docs.html") == {*REFERENCE_FILES, "docs.html"}

@@ -1,0 +1,193 @@
+"""How answers of many texts are written: what is claimed for it, on which thread, and what is dropped."""
+
+import asyncio
+import threading
+import tracemalloc
+from collections.abc import AsyncGenerator, Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import orjson
+import pytest
+
+from polyhead.service.api.dialects.openai.routes import around_embeddings, write_embeddings
+from polyhead.service.api.dialects.tei.write import STATES, WEIGHTS
+from polyhead.service.api.shared import pipeline_outputs as findings
+from polyhead.service.api.shared.encoding_calls import (
+    FEW,
+    Writing,
+    body_of,
+    most_labels,
+    written,
+)
+from polyhead.service.api.shared.openai_errors import write_error
+from polyhead.service.api.shared.streaming import LineStream, Parts, dumps_sliced
+from polyhead.service.core.errors import BodyTooLarge, PolyheadError
+from polyhead.service.resources.request_memory import (
+    KEPT,
+    UNBOUNDED,
+    Claim,
+    Headroom,
+)
+from polyhead.service.text.detokenizer import Usage
+from polyhead.service.text.entities import Entity
+from polyhead.service.text.pipelines import (
+    Guessed,
+    Reply,
+    Scores,
+    States,
+    Tagged,
+    Weighed,
+    Word,
+)
+
+MIB = 1 << 20
+LABELS = tuple(f"label \x01 {index}" for index in range(77))
+CLASSIFY = Writing(one=lambda reply: findings.ranked(LABELS, reply.values), error=write_error, most=most_labels(LABELS))
+TAGS = Writing(one=lambda reply: map(findings.entity, reply.entities), error=write_error)
+WORDS = Writing(one=lambda reply: findings.words(reply.masks), error=write_error)
+Replies = AsyncGenerator[Reply | PolyheadError, None]
+
+
+def asking(headroom: Headroom = UNBOUNDED, accept: str = "") -> Any:
+    """What of a request is looked at."""
+    state = SimpleNamespace(visit=SimpleNamespace(claim=Claim(headroom)))
+    return SimpleNamespace(state=state, headers={"accept": accept})
+
+
+async def replies(make: Callable[[], Reply], count: int) -> Replies:
+    for _ in range(count):
+        yield make()
+
+
+def scores(width: int = len(LABELS)) -> Scores:
+    return Scores(np.random.default_rng(1).normal(size=width).tolist(), Usage(3))
+
+
+def table(rows: int = 4, width: int = 64) -> States:
+    values = np.random.default_rng(1).normal(size=(rows, width)).astype(np.float32)
+    return States(memoryview(values.tobytes()).cast("B").cast("f", (rows, width)), Usage(rows))
+
+
+def tagged() -> Tagged:
+    return Tagged([Entity("B-PER", 0.123456789, "word" * 5, 3, 9, index) for index in range(40)], Usage(40))
+
+
+def guessed() -> Guessed:
+    return Guessed([[Word(5, "fox", 0.123456789, "a quick fox " * 40) for _ in range(20)]], Usage(40))
+
+
+def weighed() -> Weighed:
+    return Weighed(tuple((index, 0.123456789) for index in range(500)), Usage(9))
+
+
+def vectors(width: int) -> Writing:
+    return write_embeddings(SimpleNamespace(width=width), "float")  # type: ignore[arg-type]
+
+
+ANSWERS = {
+    "labels": (CLASSIFY, scores),
+    "vectors": (vectors(384), lambda: scores(384)),
+    "vectors of tokens": (STATES, table),
+    "entities": (TAGS, tagged),
+    "words": (WORDS, guessed),
+    "weights": (WEIGHTS, weighed),
+}
+
+
+@pytest.mark.parametrize("kind", ANSWERS)
+def test_what_a_written_answer_takes_is_claimed(kind: str) -> None:
+    writing, make = ANSWERS[kind]
+    headroom, count = Headroom(), 3000
+    asyncio.run(body_of(asking(), replies(make, 10), writing, 10))  # what is made once
+    tracemalloc.start()
+    body = asyncio.run(body_of(asking(headroom), replies(make, count), writing, count))
+    grown = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    portion = 8 * MIB  # what is written at one time, as Python objects and as JSON
+    assert grown <= headroom._taken + portion
+    assert sum(map(len, body._parts)) > portion / 4  # a test of less would show nothing
+    assert len(orjson.loads(b"[%s]" % b"".join(body._parts))) == count
+    assert body.prompt_tokens == count * make().usage.prompt_tokens
+
+
+def test_labels_are_claimed_before_the_first_is_computed() -> None:
+    begun = list[bool]()
+
+    async def never() -> Replies:
+        begun.append(True)
+        yield scores()
+
+    with pytest.raises(BodyTooLarge, match="the answer takes about"):
+        asyncio.run(body_of(asking(Headroom(free=KEPT + 40 * MIB)), never(), CLASSIFY, 16384))
+    assert not begun
+
+
+def test_an_answer_that_outgrows_the_memory_is_refused_while_it_is_written() -> None:
+    headroom = Headroom(free=KEPT + 33 * MIB)
+    with pytest.raises(BodyTooLarge, match="the answer takes about"):
+        asyncio.run(body_of(asking(headroom), replies(guessed, 1 << 20), WORDS, 1 << 20))
+
+
+@pytest.mark.parametrize("accept", ["", LineStream.media_type])
+@pytest.mark.parametrize(("labels", "aside"), [(FEW // 2, False), (FEW + 1, True)])
+def test_one_text_with_many_labels_is_not_written_on_the_event_loop(accept: str, labels: int, aside: bool) -> None:
+    names, threads = tuple(map(str, range(labels))), list[bool]()
+
+    def one(reply: Scores) -> Any:
+        threads.append(threading.current_thread() is not threading.main_thread())
+        return findings.ranked(names, reply.values)
+
+    writing = Writing(one=one, error=write_error)
+    asyncio.run(written(asking(accept=accept), replies(lambda: scores(labels), 1), writing, 1))
+    assert threads == [aside]
+
+
+def test_a_large_answer_is_sent_in_pieces() -> None:
+    parts, sent = [b"[", b"a" * 600_000, b",", b"b" * 10, b"]"], list[Any]()
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(Parts(parts)({"type": "http"}, send, send))  # type: ignore[arg-type]
+    head, *bodies = sent
+    assert (b"content-length", b"600013") in head["headers"]
+    assert b"".join(each["body"] for each in bodies) == b"".join(parts)
+    assert max(len(each["body"]) for each in bodies) <= 1 << 18
+    assert [each["more_body"] for each in bodies] == [True] * (len(bodies) - 1) + [False]
+
+
+def test_json_around_embeddings_is_whole() -> None:
+    before, after = around_embeddings('a "name"', 7)
+    usage = {"prompt_tokens": 7, "total_tokens": 7}
+    assert orjson.loads(before + after) == {"object": "list", "data": [], "model": 'a "name"', "usage": usage}
+
+
+def test_items_of_an_iterator_are_dropped_once_they_are_written() -> None:
+    assert dumps_sliced(iter([])) == b"[]"
+    assert orjson.loads(dumps_sliced({"index": index} for index in range(100))) == [{"index": n} for n in range(100)]
+    assert orjson.loads(dumps_sliced(np.arange(10_000.0))) == list(range(10_000))
+
+
+class Counted(list[float]):
+    """How often it is gone through."""
+
+    passes = 0
+
+    def __iter__(self) -> Any:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_softmax_goes_through_labels_a_fixed_number_of_times() -> None:
+    raw = Counted([1.0, 3.0, 2.0, -700.0] * 50)
+    shares = findings.applied("softmax", raw)
+    assert sum(shares) == pytest.approx(1)
+    assert raw.passes < 5
+    assert findings.applied("sigmoid", [0.0, 800.0, -800.0]) == [0.5, 1.0, 0.0]
+
+
+def test_only_the_labels_that_are_asked_for_are_made() -> None:
+    assert [one["label"] for one in findings.ranked("abcd", [1.0, 2.0, 2.0, 0.5], 3)] == ["b", "c", "a"]
+    assert [one["label"] for one in findings.ranked("abcd", [1.0, 2.0, 2.0, 0.5], 0, 1.5)] == ["b", "c"]

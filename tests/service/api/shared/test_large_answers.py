@@ -1,0 +1,408 @@
+"""One answer of very many tokens, or with very many log-probabilities, is worked on in slices and written aside."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import orjson
+import pytest
+
+from polyhead.service.api.dialects.anthropic import routes as anthropic
+from polyhead.service.api.dialects.hf import routes as hf
+from polyhead.service.api.dialects.oip import routes as oip
+from polyhead.service.api.dialects.openai import routes as openai
+from polyhead.service.api.dialects.responses import routes as responses
+from polyhead.service.api.dialects.tgi import routes as tgi
+from polyhead.service.api.shared import generation_calls as generating
+from polyhead.service.api.shared import streaming as stream
+from polyhead.service.api.shared.streaming import MOST_OBJECTS, dumps_sliced
+from polyhead.service.concurrency.time_slices import SLICE, TOKENS
+from polyhead.service.core.errors import Overloaded
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import (
+    Done,
+    Event,
+    Prompted,
+    Token,
+)
+from polyhead.service.engine import delivery
+from polyhead.service.engine.delivery import Deliveries
+from polyhead.service.engine.event_stream import Link, Stream
+from polyhead.service.engine.worker import Answer, Course
+from polyhead.service.resources.request_memory import Claim, Headroom
+from polyhead.service.text import detokenizer as transcript_module
+from polyhead.service.text.detokenizer import (
+    Drawn,
+    Piece,
+    Scored,
+    Stops,
+    Transcript,
+    pieces,
+)
+from tests.contracts.test_slices import Beats
+from tests.service.api.operations.test_admin import Client
+from tests.service.api.operations.test_admin import serving as served
+from tests.support.engine_fakes import Ask, FakeGenerator, generate
+from tests.support.scripted import model as scripted_model
+
+PROMPT = [5, 6, 7]
+LONG = 5 * SLICE + 17
+TOP = ((5, -1.0), (6, -2.0))
+
+
+@pytest.fixture
+def talker(tiny_generator: Path) -> Model:
+    return scripted_model(tiny_generator, "talker", "generate")
+
+
+# Events
+
+
+def test_all_events_of_a_search_are_delivered_in_slices(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats = Beats()
+    monkeypatch.setattr(Stream, "receive", beats.count("received", Stream.receive))
+    asked = {"prompt": PROMPT, "max_tokens": 50, "ignore_eos": True, "logprobs": 2}
+    search = {"use_beam_search": True, "n": 8, "best_of": 8, "temperature": 0}
+
+    async def act(client: Client) -> None:
+        beats.beat()
+        answer = await client.ask("POST", "/v1/completions", {"model": "chat", **asked, **search})
+        assert answer.status_code == 200, answer.text[:300]
+        assert [len(choice["logprobs"]["tokens"]) for choice in answer.json()["choices"]] == [50] * 8
+
+    served(act, {"chat": tiny_generator})
+    assert beats.total["received"] >= 8 * 51
+    assert beats.most["received"] <= SLICE
+
+
+def streams(count: int) -> list[Stream]:
+    link = Link("m", "generate", lambda *_: None, lambda _: None, lambda _: None, lambda _: None)
+    return [Stream(generate(PROMPT), link) for _ in range(count)]
+
+
+def step_of(stream: Stream, first: int) -> list[Answer]:
+    return [(stream, Token(id)) for id in range(first, first + LONG)]
+
+
+def test_steps_of_one_worker_are_delivered_in_order_and_those_of_another_beside_them() -> None:
+    async def run() -> None:
+        deliveries, [stream, other], over = Deliveries(), streams(2), list[str]()
+        one, another = (Any, FakeGenerator)  # keys, no more
+        deliveries.add(one, step_of(stream, 0), lambda: over.append("first"))
+        deliveries.add(one, [*step_of(stream, LONG), (stream, Done("length", 3))], lambda: over.append("second"))
+        deliveries.add(another, [(other, Token(1)), (other, Done("length", 3))], lambda: over.append("other"))
+        assert len(stream._events) == SLICE
+        assert not other.open
+        while stream.open:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert over == ["other", "first", "second"]
+        assert [event.id async for event in stream if isinstance(event, Token)] == list(range(2 * LONG))
+        assert not deliveries._waiting
+
+    asyncio.run(run())
+
+
+def test_what_was_closed_meanwhile_receives_no_more() -> None:
+    async def run() -> None:
+        deliveries, [stream, other] = Deliveries(), streams(2)
+        worker: Any = "a worker"
+        deliveries.add(worker, [*step_of(stream, 0), (other, Done("length", 3))])
+        stream.close()
+        while deliveries._waiting:
+            await asyncio.sleep(0)
+        assert not other.open
+        assert [event async for event in stream] == []
+
+    asyncio.run(run())
+
+
+def test_a_stream_that_raises_costs_the_others_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken(Ask):
+        def receive(self, event: Event) -> None:
+            raise RuntimeError("no")
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context["exception"]))
+        deliveries, [stream], over = Deliveries(), streams(1), list[bool]()
+        monkeypatch.setattr(delivery, "SLICE", 1)
+        worker: Any = "a worker"
+        broken = Broken(generate(PROMPT))
+        answers: list[Answer] = [(stream, Token(1)), (broken, Token(1)), (stream, Done("length", 3))]
+        deliveries.add(worker, answers, lambda: over.append(True))
+        while deliveries._waiting:
+            await asyncio.sleep(0)
+        assert over == [True]
+        assert not stream.open
+
+    raised: list[Any] = []
+    asyncio.run(run())
+    assert len(raised) == 1
+
+
+# Text
+
+
+class Ready:
+    """A source whose events are all there."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events, self.course = events, Course()
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        for event in self.events:
+            yield event
+
+    def close(self, *, answered: bool = False) -> None: ...
+
+
+def read(beats: Beats, begun: Callable[[], Transcript], events: Sequence[Event]) -> list[Piece]:
+    async def run() -> list[Piece]:
+        beats.beat()
+        found = [piece async for piece in pieces(begun, Ready(events))]
+        await asyncio.sleep(0)
+        return found
+
+    return asyncio.run(run())
+
+
+def test_tokens_that_are_all_there_become_text_in_slices(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats = Beats()
+    monkeypatch.setattr(Transcript, "push", beats.count("pushed", Transcript.push))
+    request = generate(PROMPT, LONG, logprobs=2)
+    tokens = [Token(5, -1.0, TOP)] * LONG
+    found = read(beats, partial(Transcript, talker.tokenizer, Stops(), request), [*tokens, Done("length", 3, LONG)])
+    assert sum(len(piece.drawn) for piece in found) == LONG
+    assert beats.total["pushed"] == LONG
+    assert beats.most["pushed"] <= TOKENS
+
+
+def test_so_do_the_scores_of_a_prompt(talker: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats = Beats()
+    monkeypatch.setattr(Transcript, "scored", beats.count("scored", Transcript.scored))
+    request = generate([5] * LONG, 1, prompt_logprobs=2)
+    scores = Prompted(((-1.0, TOP),) * (LONG - 1))
+    found = read(beats, partial(Transcript, talker.tokenizer, Stops(), request), [scores, Done("length", LONG)])
+    assert [len(piece.prompt) for piece in found] == [LONG, 0]
+    assert found[0].prompt[0].token.logprob is None
+    assert [each.offset for each in found[0].prompt[:2]] == [0, len(talker.tokenizer.stream().push(5))]
+    assert beats.total["scored"] == 3 * LONG - 2
+    assert beats.most["scored"] <= 3 * TOKENS
+
+
+def test_a_failure_table_is_made_once_for_all_answers_of_a_call(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, real = list[str](), transcript_module.failure_table
+
+    def noted(stop: str) -> list[int]:
+        made.append(stop)
+        return real(stop)
+
+    monkeypatch.setattr(transcript_module, "failure_table", noted)
+    stops = [letter * 99 + "!" for letter in "abc"]
+    asked = {"model": "chat", "prompt": [PROMPT] * 4, "n": 5, "max_tokens": 2, "stop": stops}
+
+    async def act(client: Client) -> None:
+        answer = await client.ask("POST", "/v1/completions", asked)
+        assert len(answer.json()["choices"]) == 20
+
+    served(act, {"chat": tiny_generator})
+    assert made == stops
+
+
+# Writing
+
+MODEL = {"model": "chat"}
+MESSAGES = [{"role": "user", "content": "The fox"}]
+CALLS: dict[str, tuple[str, dict[str, Any], dict[str, Any], Any, str]] = {
+    "completions": (
+        "/v1/completions",
+        {"prompt": PROMPT, "ignore_eos": True},
+        {"max_tokens": 40, "logprobs": 5},
+        openai,
+        "write_completion",
+    ),
+    "prompt": (
+        "/v1/completions",
+        {"prompt": PROMPT * 20, "max_tokens": 1},
+        {"echo": True, "logprobs": 5},
+        openai,
+        "write_completion",
+    ),
+    "chat": (
+        "/v1/chat/completions",
+        {"messages": MESSAGES, "ignore_eos": True, "max_tokens": 2},
+        {"max_tokens": 40, "logprobs": True, "top_logprobs": 5},
+        openai,
+        "write_chat",
+    ),
+    "responses": (
+        "/v1/responses",
+        {"input": "The fox", "max_output_tokens": 16, "temperature": 0},
+        {"include": ["message.output_text.logprobs"], "top_logprobs": 20, "max_output_tokens": 40},
+        responses,
+        "write_response",
+    ),
+    "tgi": (
+        "/models/chat/generate",
+        {"inputs": "The fox", "parameters": {"max_new_tokens": 2}},
+        {"parameters": {"max_new_tokens": 40, "details": True, "top_n_tokens": 5}},
+        tgi,
+        "answered",
+    ),
+    "hf": (
+        "/models/chat",
+        {"inputs": "The fox", "parameters": {"max_new_tokens": 2}},
+        {"parameters": {"max_new_tokens": 40, "details": True, "top_n_tokens": 5}},
+        hf.said,
+        "write_generate",
+    ),
+    "oip": (
+        "/v2/models/chat/generate",
+        {"text_input": "The fox", "parameters": {"max_tokens": 2, "temperature": 0}},
+        {"parameters": {"max_tokens": 100, "temperature": 0, "details": True}},
+        oip,
+        "write_text",
+    ),
+    "anthropic": (
+        "/v1/messages",
+        {"messages": MESSAGES, "max_tokens": 2, "temperature": 0},
+        {"max_tokens": 100},
+        anthropic,
+        "write_message",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_large_answer_is_written_on_a_thread(
+    tiny_generator: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """However few answers there are; a small one is written at once."""
+    path, small, large, module, name = CALLS[call]
+    where, real = list[bool](), getattr(module, name)
+
+    def noted(*given: Any) -> Any:
+        where.append(threading.current_thread() is threading.main_thread())
+        return real(*given)
+
+    async def act(client: Client) -> None:
+        for body in (small, small | large):
+            answer = await client.ask("POST", path, body if path.startswith(("/models", "/v2")) else body | MODEL)
+            assert answer.status_code == 200, answer.text[:300]
+
+    monkeypatch.setattr(module, name, noted)
+    monkeypatch.setattr(generating, "INLINE", 700 if call == "responses" else 100)
+    served(act, {"chat": tiny_generator})
+    assert where == [True, False]
+
+
+def drawn(count: int, tops: int) -> tuple[Drawn, ...]:
+    token = Scored(b"a", -1.0, 5)
+    return (Drawn(token, 0, (token,) * tops, 5),) * count
+
+
+def test_so_is_a_large_chunk_of_a_stream() -> None:
+    async def run() -> list[bool]:
+        def inline() -> bool:
+            return threading.current_thread() is threading.main_thread()
+
+        parts = (Piece("a", drawn(1, 20)), Piece("", prompt=drawn(generating.INLINE // 21 + 1, 20)))
+        return [await generating.chunk_of(part, inline) for part in parts]
+
+    assert asyncio.run(run()) == [True, False]
+
+
+def test_one_large_object_is_not_written_as_json_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = list[int]()
+
+    def dumps(value: Any, **options: Any) -> bytes:
+        written = orjson.dumps(value, **options)
+        sizes.append(len(written))
+        return written
+
+    tops = {f"token {number}": -float(number) for number in range(20)}
+    scores = {"tokens": ["a"] * LONG, "top_logprobs": [tops] * LONG}
+    content = {"choices": [{"index": 0, "logprobs": scores}], "few": [{"one": [1, 2]}, {"two": ({},)}]}
+    monkeypatch.setattr(stream, "orjson", SimpleNamespace(dumps=dumps))
+    whole = dumps_sliced(content)
+    monkeypatch.undo()
+    assert whole == orjson.dumps(content)
+    assert max(sizes) <= MOST_OBJECTS * (len(orjson.dumps(tops)) + 1) + 1
+
+
+# Memory
+
+
+class Keeping:
+    """A call whose log-probabilities take of `free` bytes for requests, or of the least there always is."""
+
+    def __init__(self, free: int = 1 << 40) -> None:
+        self.headroom = Headroom(free)
+        self.claim, self.came, self.closed = Claim(self.headroom), list[Piece](), False
+        self.request: Any = SimpleNamespace(state=SimpleNamespace(visit=SimpleNamespace(claim=self.claim)))
+
+    def keep(self, parts: Sequence[Piece], repeated: int = 1) -> None:
+        async def source() -> AsyncGenerator[tuple[int, Piece], None]:
+            try:
+                for part in parts:
+                    yield 0, part
+            finally:
+                self.closed = True
+
+        async def run() -> None:
+            async for _, part in generating.kept(self.request, source(), repeated):
+                self.came.append(part)
+
+        asyncio.run(run())
+
+
+LARGE = Piece("", drawn(generating.CLAIMED // 21 + 1, 20))
+BYTES = generating.SCORE * generating.scores_in(LARGE.drawn)
+
+
+def test_log_probabilities_take_of_the_memory_for_requests() -> None:
+    call = Keeping()
+    call.keep([LARGE] * 9)
+    assert len(call.came) == 9
+    assert call.claim._size == 9 * BYTES
+
+
+def test_an_answer_that_takes_more_than_there_is_ends() -> None:
+    call = Keeping(free=0)
+    room = int(call.headroom.whole) // BYTES
+    with pytest.raises(Overloaded, match=r"logprobs: .* ask for fewer of them"):
+        call.keep([LARGE] * (room + 5))
+    assert len(call.came) == room
+    assert call.closed
+
+
+def test_the_scores_of_a_prompt_are_counted_as_often_as_they_are_written() -> None:
+    call = Keeping()
+    call.keep([Piece("", prompt=LARGE.drawn)], repeated=7)
+    assert call.claim._size == 7 * BYTES
+
+
+def test_a_call_that_is_answered_gives_its_memory_back(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(generating, "CLAIMED", 10)
+    taken, real = list[tuple[Claim, int]](), Claim.grow
+
+    def noted(self: Claim, size: int, what: str) -> None:
+        real(self, size, what)
+        taken.append((self, size))
+
+    async def act(client: Client) -> None:
+        monkeypatch.setattr(Claim, "grow", noted)
+        path, small, large, *_ = CALLS["completions"]
+        answer = await client.ask("POST", path, small | large | MODEL)
+        assert answer.status_code == 200, answer.text[:300]
+
+    served(act, {"chat": tiny_generator})
+    scored = [claim for claim, size in taken if size and not size % generating.SCORE]
+    assert len(scored) >= 5
+    assert all(claim._size == 0 for claim in scored)

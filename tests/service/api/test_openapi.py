@@ -1,0 +1,113 @@
+"""What /openapi.json says is what happens: no status and no shape of an error that it does not name, and no 5xx.
+
+The cases are drawn from the description itself, bodies that it allows and bodies that it does not, the same every time.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import Case, GenerationMode
+from schemathesis.checks import CHECKS
+
+from tests.support.processes import Process
+
+KEY, BOSS = "a-client-s-key", "an-administrator-s-key"
+LONG, LONGEST = 4000, 20_000  # characters of a schema from which cases take long to draw
+LEAST = 2000  # of all together
+CHECKED = ("status_code_conformance", "content_type_conformance", "response_schema_conformance")
+SERVED = ("chat", "judge", "ranker", "embedder")
+TIMELY = ("timeout",)  # who asks for less time than it takes is told so with 504, as the description says
+
+
+@pytest.fixture(scope="module")
+def served(tiny_generator: Path, tiny_classifier: Path, tiny_ranker: Path, tiny_embedder: Path) -> Iterator[str]:
+    """The address of a real server of every kind of model."""
+    folders = dict(zip(SERVED, (tiny_generator, tiny_classifier, tiny_ranker, tiny_embedder), strict=True))
+    named = [f"{name}={folder}" for name, folder in folders.items()]
+    process = Process(*named, "--api-key", KEY, "--admin-key", BOSS, "--threads", "1")
+    try:
+        process.ready()
+        yield process.url
+    finally:
+        process.child.kill()
+        process.child.wait()
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    with requests.Session() as one:
+        one.trust_env = False  # else it looks for proxies and passwords before every call
+        yield one
+
+
+def real(case: Case, draw: st.DataObject) -> None:
+    """A name that nobody is called is refused before anything else is looked at, so most cases get one that is."""
+    name = draw.draw(st.sampled_from((*SERVED, *SERVED, "nobody")))
+    if isinstance(case.body, dict) and "model" in case.operation.body[0].definition["schema"].get("properties", {}):
+        case.body["model"] = name
+    if "name" in (case.path_parameters or {}):
+        case.path_parameters["name"] = name
+
+
+def key_of(path: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {BOSS if path.startswith(('/admin', '/v2/repository')) else KEY}"}
+
+
+def described(url: str) -> Any:
+    return httpx.get(f"{url}/openapi.json", headers=key_of("/openapi.json"), timeout=60, verify=False).json()
+
+
+def tried(operation: Any, mode: GenerationMode, count: int, session: requests.Session, seen: Counter[int]) -> None:
+    @settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode), data=st.data())
+    def one(case: Case, data: st.DataObject) -> None:
+        if not operation.path.startswith(("/admin", "/v2/repository")):
+            real(case, data)
+        response = case.call(session=session, headers=key_of(operation.path))
+        seen[response.status_code] += 1
+        late = response.status_code == 504 and isinstance(case.body, dict) and case.body.keys() & set(TIMELY)
+        assert response.status_code < 500 or late, (operation.label, case.body, response.text)
+        case.validate_response(response, checks=CHECKS.get_by_names(CHECKED))
+
+    one()
+
+
+def counts(operation: Any) -> tuple[int, int]:
+    """How many cases have a body that the operation takes, and how many another."""
+    if not operation.body:
+        return 4, 0
+    size = len(json.dumps(operation.body[0].definition))
+    if size > LONGEST:
+        return 5, 3
+    return (20, 4) if size > LONG else (56, 6)
+
+
+@pytest.mark.timeout(600)  # a minute of a processor, most of it spent on drawing the bodies
+def test_every_answer_is_one_that_is_described(served: str, session: requests.Session) -> None:
+    schema = schemathesis.openapi.from_dict(described(served))
+    schema.config.update(base_url=served)
+    seen: Counter[int] = Counter()
+    for found in schema.get_all_operations():
+        operation = found.ok()
+        allowed, forbidden = counts(operation)
+        tried(operation, GenerationMode.POSITIVE, allowed, session, seen)
+        if forbidden:
+            tried(operation, GenerationMode.NEGATIVE, forbidden, session, seen)
+    assert seen.total() >= LEAST
+    assert {200, 400, 404} <= set(seen)

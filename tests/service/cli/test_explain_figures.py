@@ -1,0 +1,250 @@
+"""Explanations as figures: every number has its place, letters survive, and the same numbers are the same bytes."""
+
+import base64
+import re
+from collections.abc import Callable
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+
+from polyhead.models.core.errors import ModelError
+from polyhead.service.cli import explain_figures as figures
+from polyhead.service.cli import plotting as canvas
+
+Answer = dict[str, Any]
+SVG = "{http://www.w3.org/2000/svg}"
+WORDS = ("[CLS]", "i", "loved", "the", "$film", "--", r"$\x$", "\n", "日本", "[SEP]")
+LABEL = {"kind": "label", "label": "POSITIVE", "index": 1, "score": 4.125, "probability": 0.998}
+COMPLETE = {"difference": 5.2, "sum": 5.19, "delta": -0.01, "holds": True}
+
+
+def answer(method: str, count: int = len(WORDS), written: int = 0) -> Answer:
+    """Of so many tokens, the last of which were written."""
+    tokens = [
+        {
+            "index": index,
+            "token": WORDS[index % len(WORDS)],
+            "special": WORDS[index % len(WORDS)].startswith("["),
+            "part": "output" if index >= count - written else "input",
+        }
+        for index in range(count)
+    ]
+    return {"model": "sentiment", "method": method, "tokens": tokens, "attributions": [], "attention": []}
+
+
+def weights(kind: str, layers: list[int], heads: list[int], rows: range, columns: range) -> Answer:
+    shape = (len(layers), len(heads), len(rows), len(columns))
+    values = np.random.default_rng(0).dirichlet(np.ones(len(columns)), shape[:3]).astype(np.float32)
+    sides = {"rows": [*rows], "columns": [*columns], "shape": list(shape)}
+    return {"kind": kind, "layers": layers, "heads": heads, **sides, "values": values.tolist()}
+
+
+def attributed(target: Answer, count: int, **more: Any) -> Answer:
+    return {"target": target, "tokens": np.linspace(-1, 2, count).tolist(), **more}
+
+
+def one_head() -> Answer:
+    return answer("attention") | {"attention": [weights("self", [3], [5], range(10), range(10))]}
+
+
+def several_heads() -> Answer:
+    return answer("attention") | {"attention": [weights("self", [0, 4], [1, 2, 7], range(10), range(10))]}
+
+
+def alignment() -> Answer:
+    read, said = range(10), range(10, 14)
+    parts = {"encoder": (read, read), "decoder": (said, said), "cross": (said, read)}
+    return answer("attention", 14, written=4) | {
+        "attention": [weights(kind, [0, 1], [0, 1], *sides) for kind, sides in parts.items()]
+    }
+
+
+def rollout() -> Answer:
+    looking = [weights("rollout", [0], [0], range(10), range(10))]
+    return answer("attention_rollout") | {"attention": looking, "attributions": [attributed(LABEL, 10)]}
+
+
+def gradients(count: int = 60) -> Answer:
+    found = [attributed(LABEL, count, completeness=COMPLETE)]
+    return answer("integrated_gradients", count) | {"attributions": found}
+
+
+def generated() -> Answer:
+    found = [attributed({"kind": "token", "token": 6 + n, "id": 3, "score": 1.0}, 10) for n in range(4)]
+    return answer("gradient_x_input", written=4) | {"attributions": found}
+
+
+KINDS = [one_head, several_heads, alignment, rollout, gradients, generated]
+
+
+class Drawn:
+    """A figure as its file has it: groups by their names, and what stands in it as text (each has it as a comment)."""
+
+    def __init__(self, picture: Path) -> None:
+        self.text = picture.read_text("utf-8")
+        self.tree = ElementTree.fromstring(self.text)
+        self.groups = {str(group.get("id")): group for group in self.tree.iter(f"{SVG}g") if group.get("id")}
+        self.said = [said.strip() for said in re.findall(r"<!--(.*?)-->", self.text, re.DOTALL)]
+
+    def cells(self, name: str) -> int:
+        return len(self.groups[name].findall(f"{SVG}path"))
+
+    def fills(self, name: str) -> list[str]:
+        return [re.search(r"fill: (#\w+)", str(path.get("style")))[1] for path in self.groups[name].iter(f"{SVG}path")]
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Callable[[], Answer]], Drawn]:
+    """Of each answer one figure."""
+
+    @cache
+    def draw(made: Callable[[], Answer]) -> Drawn:
+        picture = tmp_path_factory.mktemp("figures") / "figure.svg"
+        canvas.save(figures.drawn(made()), picture)
+        return Drawn(picture)
+
+    return draw
+
+
+@pytest.mark.parametrize("suffix", canvas.SUFFIXES)
+def test_the_same_numbers_are_the_same_bytes(suffix: str, tmp_path: Path) -> None:
+    for name in ("one", "other"):
+        canvas.save(figures.drawn(alignment()), tmp_path / f"{name}{suffix}")
+    assert (tmp_path / f"one{suffix}").read_bytes() == (tmp_path / f"other{suffix}").read_bytes()
+
+
+@pytest.mark.parametrize("made", KINDS)
+def test_every_token_can_be_read(made: Callable[[], Answer], drawn: Callable[..., Drawn]) -> None:
+    """What starts mathematics, what ends a comment of XML, what breaks a line, what the font has no letters for."""
+    shown = drawn(made)
+    assert {"loved", "$film", "- -", r"$\x$", r"\n"} <= {*shown.said}
+    assert {"日本", r"\u65e5\u672c"} & {*shown.said}
+    assert "<text" not in shown.text  # letters are outlines
+
+
+def test_a_head_is_a_map_with_a_cell_for_each_pair(drawn: Callable[..., Drawn]) -> None:
+    told, shown = one_head(), drawn(one_head)
+    assert shown.cells("self-3-5") == 100
+    assert any("layer 3, head 5" in said for said in shown.said)
+    assert shown.said.count("loved") == 2  # looks, and is looked at
+    ys = [
+        float(re.match(r"M \S+ (\S+)", str(cell.get("d")))[1]) for cell in shown.groups["self-3-5"].iter(f"{SVG}path")
+    ]
+    assert ys[0] == min(ys)  # the first row is the topmost
+    values = np.array(told["attention"][0]["values"]).ravel()
+    fills = shown.fills("self-3-5")
+    darkness = [sum(bytes.fromhex(fill[1:])) for fill in fills]
+    assert darkness[int(values.argmax())] == min(darkness)
+    assert darkness[int(values.argmin())] == max(darkness)
+
+
+def test_several_heads_are_small_maps_in_the_order_of_layers(drawn: Callable[..., Drawn]) -> None:
+    shown = drawn(several_heads)
+    names = [f"self-{layer}-{head}" for layer in (0, 4) for head in (1, 2, 7)]
+    assert [name for name in shown.groups if name.startswith("self")] == names
+    assert all(shown.cells(name) == 100 for name in names)
+    assert [said for said in shown.said if said.startswith("layer")] == [
+        f"layer {layer}, head {head}" for layer in (0, 4) for head in (1, 2, 7)
+    ]
+
+
+def test_many_cells_are_pictures_and_no_file_of_megabytes(drawn: Callable[..., Drawn]) -> None:
+    rows = range(50)
+    shown = drawn(lambda: answer("attention", 50) | {"attention": [weights("self", [0], [0, 1], rows, rows)]})
+    assert len(list(shown.tree.iter(f"{SVG}image"))) == 2 + 1  # and what the colours say
+    assert len(shown.text) < 150_000
+
+
+def test_an_alignment_has_what_was_written_over_what_was_read(drawn: Callable[..., Drawn]) -> None:
+    told, shown = alignment(), drawn(alignment)
+    assert shown.cells("cross") == 4 * 10
+    assert {"written", "read"} <= {*shown.said}
+    assert any("mean of heads 0 to 1 of layers 0 to 1" in said for said in shown.said)
+    mean = np.array(told["attention"][2]["values"]).mean((0, 1)).ravel()
+    darkness = [sum(bytes.fromhex(fill[1:])) for fill in shown.fills("cross")]
+    assert darkness[int(mean.argmax())] == min(darkness)
+
+
+def test_a_rollout_shows_the_row_that_answers(drawn: Callable[..., Drawn]) -> None:
+    shown = drawn(rollout)
+    assert shown.cells("rollout") == 100
+    assert sum(name.startswith("bar-") for name in shown.groups) == 10
+
+
+def test_attributions_are_bars_red_up_and_blue_down(drawn: Callable[..., Drawn]) -> None:
+    shown = drawn(gradients)
+    bars = [name for name in shown.groups if name.startswith("bar-")]
+    assert len(bars) == 60
+    red, blue = (bytes.fromhex(shown.fills(bar)[0][1:]) for bar in (bars[-1], bars[0]))
+    assert red[0] > red[2]
+    assert blue[2] > blue[0]
+    said = " ".join(shown.said)
+    assert "why POSITIVE (score 4.125, probability 0.998)" in said
+    assert "5.190" in said
+    assert "delta -0.01" in said
+    assert "more steps" not in said
+
+
+def test_attributions_that_do_not_add_up_are_told_so(drawn: Callable[..., Drawn]) -> None:
+    told = gradients(8)
+    told["attributions"][0]["completeness"] = COMPLETE | {"holds": False}
+    assert "more steps" in " ".join(drawn(lambda: told).said)
+
+
+def test_no_label_of_sixty_overlaps_its_neighbour() -> None:
+    figure = figures.drawn(gradients())
+    with canvas.styled():
+        figure.draw_without_rendering()
+        boxes = [label.get_window_extent() for label in figure.axes[0].get_xticklabels()]
+    assert len(boxes) == 60
+    assert all(one.x1 <= other.x0 for one, other in pairwise(boxes))
+
+
+def test_what_was_written_is_a_row_each_over_all_tokens(drawn: Callable[..., Drawn]) -> None:
+    shown = drawn(generated)
+    assert shown.cells("attributions") == 4 * 10
+
+
+def test_weights_can_come_packed_or_only_the_largest() -> None:
+    entry = weights("self", [0], [0, 1], range(5), range(5))
+    whole = np.array(entry["values"], np.float32)
+    packed = {"dtype": "float16", "data": base64.b64encode(whole.astype("<f2").tobytes()).decode()}
+    assert np.allclose(figures.weights(entry | {"values": packed}), whole, atol=1e-3)
+    largest = [[[[[int(row.argmax()), float(row.max())]] for row in head] for head in layer] for layer in whole]
+    kept = figures.weights({name: entry[name] for name in ("columns", "shape")} | {"top": largest})
+    assert np.array_equal(kept.max(-1), whole.max(-1))
+    assert np.array_equal(kept.argmax(-1), whole.argmax(-1))
+    assert (kept > 0).sum() == 10
+
+
+@pytest.mark.parametrize(
+    ("picture", "said"), [("figure.jpeg", ".svg, .pdf or .png"), ("nowhere/figure.svg", "no folder")]
+)
+def test_a_figure_that_could_not_be_written_is_refused_before_any_work(picture: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=said):
+        canvas.check(tmp_path / picture)
+
+
+def test_what_is_missing_to_draw_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(canvas, "PRESENT", False)
+    with pytest.raises(ModelError, match=re.escape("pip install 'polyhead[explain]'")):
+        canvas.check(tmp_path / "figure.svg")
+
+
+def test_an_alignment_names_what_was_written_next(drawn: Callable[..., Drawn]) -> None:
+    """Who looks from a token's row looks for the token behind it: the first row is not the start's."""
+    rows = figures.following(alignment(), [10, 11, 12, 13])
+    assert [label.text for label in rows] == ["i", "loved", "the", "(end)"]
+    assert "(end)" in drawn(alignment).said
+
+
+def test_pieces_that_are_bytes_in_disguise_can_be_read() -> None:
+    told = {"tokens": [{"token": piece} for piece in ("f", "Ã¼r", "ĠÐ´Ð°", "Ċ", "<s>", "Ã")]}
+    assert figures.texts(told) == ["f", "ür", "␣да", "\n", "<s>", r"\xc3"]
+    plain = {"tokens": [{"token": piece} for piece in ("café", "Ã¼", "▁the")]}
+    assert figures.texts(plain) == ["café", "Ã¼", "▁the"]

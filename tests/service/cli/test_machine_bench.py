@@ -1,0 +1,115 @@
+"""What a machine can do: every figure is there, is no nonsense, and can be read by programs."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from polyhead.models.native.library import runnable
+from polyhead.service.cli import machine_bench as bench
+from polyhead.service.cli import main as cli
+from polyhead.service.cli.machine_bench import Figure, Machine
+
+
+@pytest.fixture(scope="module")
+def found() -> Machine:
+    """Of two threads, in short."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(bench, "SECONDS", 0.0)
+        patch.setattr(bench, "TRIES", 1)
+        patch.setattr(bench, "UNCACHED", 16 << 20)
+        patch.setattr(bench, "CACHED", 4 << 20)
+        patch.setattr(bench.machine, "core_limits", lambda: [2, 3])
+        return bench.measured()
+
+
+def test_every_figure_is_there_and_is_one(found: Machine) -> None:
+    expected = {(what, by, threads) for threads in (1, 2) for what, by in kinds()}
+    assert {(f.what, f.by, f.threads) for f in found.figures if f.threads} == expected
+    for figure in found.figures:
+        assert 0.01 < figure.value < 1e7, figure  # no machine is beyond these, slow or fast
+    assert found.usable_cores == 2
+    assert found.kernels == runnable()
+
+
+def kinds() -> list[tuple[str, str]]:
+    plain = [("memory", "torch.sum"), ("last-level cache", "torch.sum")]
+    products = [("float32", "torch.mm"), ("bfloat16", "torch.mm"), ("int8", "torch._int_mm")]
+    return plain + products + ([("float32", "compiled step"), ("int8", "compiled step")] if runnable() else [])
+
+
+def test_threads_are_left_as_they_were(found: Machine) -> None:
+    assert found.figures
+    assert torch.get_num_threads() == 1
+
+
+def test_a_figure_counts_what_was_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were all done in a hundredth of a second: so many bytes and operations in a hundred of them."""
+    monkeypatch.setattr(bench, "seconds", lambda work: 0.01)
+    monkeypatch.setattr(bench, "once", lambda work: 0.0)
+    monkeypatch.setattr(bench, "UNCACHED", 64 << 20)
+    monkeypatch.setattr(bench, "last_cache", lambda: 32 << 20)
+    monkeypatch.setattr(bench.machine, "spendable_memory", lambda device: 1 << 30)
+    values = {(f.what, f.by): f.value for f in bench.processor_figures(1)}
+    torch.set_num_threads(1)
+    assert values["memory", "torch.sum"] == pytest.approx((64 << 20) * 100 / 1e9)
+    assert values["last-level cache", "torch.sum"] == pytest.approx((16 << 20) * 100 / 1e9)
+    assert values["float32", "torch.mm"] == pytest.approx(2 * 2048**3 * 100 / 1e9)
+    if runnable():
+        assert values["int8", "compiled step"] == pytest.approx(2 * 512 * 2048**2 * 100 / 1e9)
+
+
+@pytest.mark.parametrize(("pace", "side"), [(1e-10, 2048), (2e-10, 1024), (1e-6, 256)])
+def test_what_takes_long_is_tried_smaller(pace: float, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`pace`: seconds that a product takes, by the numbers of a matrix times a side of it."""
+    sides: list[int] = []
+
+    def multiply(a: torch.Tensor, b: torch.Tensor) -> None:
+        sides.append(len(a))
+
+    def took(work: Callable[[], object]) -> float:
+        work()
+        return pace * sides[-1] ** 3
+
+    monkeypatch.setattr(bench, "once", took)
+    monkeypatch.setattr(bench, "seconds", took)
+    assert bench.operations_a_second(torch.zeros(2048, 2048), multiply) == pytest.approx(2 / pace / 1e9)
+    assert sides[-1] == side
+
+
+@pytest.mark.parametrize(("cores", "counts"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6]), (8, [1, 2, 4, 8])])
+def test_threads_go_up_to_all_cores(cores: int, counts: list[int]) -> None:
+    assert bench.thread_counts(cores) == counts
+
+
+def test_the_best_of_several_ways_counts() -> None:
+    figures = [Figure("int8", by, 2, value, "GOPS") for by, value in (("a", 3.0), ("b", 5.0))]
+    machine = Machine("p", 2, 2, 1.0, 1.0, [], "none", "", [*figures, Figure("int8", "a", 1, 9.0, "GOPS")])
+    assert machine.best("int8", 2) == 5.0
+    with pytest.raises(ValueError):  # noqa: PT011
+        machine.best("int8", 4)
+
+
+def test_the_command_says_it_for_people_and_for_programs(monkeypatch: pytest.MonkeyPatch, found: Machine) -> None:
+    monkeypatch.setattr(bench, "measured", lambda: found)
+    told = json.loads(CliRunner().invoke(cli.app, ["bench", "machine", "--json"]).stdout)
+    assert told["usable_cores"] == 2
+    assert [Figure(**figure) for figure in told["figures"]] == found.figures
+    said = CliRunner().invoke(cli.app, ["bench", "machine"]).stdout
+    assert found.processor in said
+    for figure in found.figures:
+        assert f"{figure.value:,.1f} {figure.unit}" in said
+
+
+def test_the_list_of_measurements_does_not_wait_for_torch() -> None:
+    code = (
+        "import sys; from typer.testing import CliRunner; from polyhead.service.cli.main import app\n"
+        "assert 'machine' in CliRunner().invoke(app, ['bench', '--help']).stdout\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

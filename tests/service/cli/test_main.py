@@ -1,0 +1,292 @@
+"""The command line: quick to answer, lazy to import, plain about what went wrong."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from polyhead.service.cli import (
+    checkpoint_commands as cli_checkpoint,
+)
+from polyhead.service.cli import (
+    client,
+    terminal,
+)
+from polyhead.service.cli import (
+    main as cli,
+)
+from polyhead.service.cli.client import Client, ClientError
+from polyhead.service.core.version import VERSION
+from polyhead.service.runtime import quickstart
+
+Answer = Callable[[httpx.Request], httpx.Response]
+
+
+def polyhead(*arguments: str, **options: Any) -> Any:
+    return CliRunner().invoke(cli.app, list(arguments), **options)
+
+
+def python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+
+
+def test_help_does_not_wait_for_what_it_does_not_need() -> None:
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from polyhead.service.cli.main import app\n"
+        "result = CliRunner().invoke(app, ['--help'])\n"
+        "assert result.exit_code == 0, result\n"
+        "heavy = {'torch', 'fastapi', 'pydantic', 'httpx', 'transformers', 'numpy', 'rich'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    result = python(code)
+    assert result.returncode == 0, result.stderr
+
+
+def test_help_is_fast() -> None:
+    """0.12 s on an idle core; the bound leaves room for a busy one."""
+    fastest = min(computed("--help") for _ in range(3))
+    assert fastest < 0.6
+
+
+def computed(*arguments: str) -> float:
+    """Seconds of processor time, which a busy machine hardly changes."""
+    before = os.times()
+    subprocess.run([sys.executable, "-m", "polyhead", *arguments], capture_output=True, check=True)
+    after = os.times()
+    return after.children_user - before.children_user + after.children_system - before.children_system
+
+
+def test_every_command_is_listed() -> None:
+    said = polyhead("--help").stdout
+    assert all(
+        command in said
+        for command in (
+            "serve",
+            "chat",
+            "classify",
+            "embed",
+            "models",
+            "train",
+            "quantize",
+            "quality",
+            "verify-determinism",
+        )
+    )
+    assert polyhead("--version").stdout == f"polyhead {VERSION}\n"
+
+
+def test_flags_of_serve_are_the_settings() -> None:
+    result = polyhead("serve", "--help")
+    assert result.exit_code == 0
+    assert "--max-body-bytes" in result.stdout
+    assert "NAME=SOURCE" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--prot", "1"], "no setting is called 'prot'; did you mean port?"),
+        (["--port", "99999"], "port: should be less than or equal to 65535"),
+        (["./llama"], "'./llama' is not of the form name=source"),
+        (["--config", "/nowhere"], "config: /nowhere cannot be read"),
+    ],
+)
+def test_settings_that_are_wrong_are_said_before_anything_is_loaded(arguments: list[str], said: str) -> None:
+    result = polyhead("serve", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, answer: Answer) -> list[httpx.Request]:
+    """The requests that commands send; `answer` answers them."""
+    seen: list[httpx.Request] = []
+
+    def answered(request: httpx.Request) -> httpx.Response:
+        request.read()
+        seen.append(request)
+        return answer(request)
+
+    real = httpx.Client
+    monkeypatch.setattr(
+        client.httpx, "Client", lambda **options: real(transport=httpx.MockTransport(answered), **options)
+    )
+    return seen
+
+
+def served(request: httpx.Request) -> httpx.Response:
+    match request.url.path:
+        case "/v1/models":
+            data = [{"id": "clf", "task": "classify"}, {"id": "talk", "task": "generate"}, {"id": "v", "task": "embed"}]
+            return httpx.Response(200, json={"data": data})
+        case "/v1/chat/completions":
+            pieces = ["Par", "is", None]
+            chunks = [{"choices": [{"delta": {"content": piece}}]} for piece in pieces] + [{"choices": []}]
+            lines = [f"data: {json.dumps(chunk)}\n\n" for chunk in chunks]
+            return httpx.Response(200, text="".join([*lines, "data: [DONE]\n\n"]))
+        case "/models/clf/predict":
+            return httpx.Response(200, json=[{"label": "good", "score": 0.75}, {"label": "bad", "score": 0.25}])
+        case "/v1/embeddings":
+            return httpx.Response(200, json={"data": [{"embedding": [0.5, -1.0]}]})
+        case _:
+            return httpx.Response(404, json={"error": {"message": "no such thing"}})
+
+
+def body(request: httpx.Request) -> Any:
+    return json.loads(request.content)
+
+
+def test_a_question_is_piped_in_and_the_answer_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = answering(monkeypatch, served)
+    result = polyhead("chat", "--key", "s3cret", "--max-tokens", "9", input="What is\nthe capital?")
+    assert result.exit_code == 0, result.stderr
+    assert result.stdout == "Paris\n"
+    assert seen[1].headers["authorization"] == "Bearer s3cret"
+    assert body(seen[1]) == {
+        "model": "talk",
+        "messages": [{"role": "user", "content": "What is\nthe capital?"}],
+        "stream": True,
+        "max_tokens": 9,
+    }
+
+
+def test_a_conversation_keeps_what_was_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen = answering(monkeypatch, served)
+    monkeypatch.setattr(sys, "stdin", Typed("One\n\nTwo\n"))
+    terminal.chat(Client("http://testserver", ""), "talk", 0)
+    assert capsys.readouterr().out == "Paris\nParis\n"
+    said = [(message["role"], message["content"]) for message in body(seen[-1])["messages"]]
+    assert said == [("user", "One\n"), ("assistant", "Paris"), ("user", "Two\n")]
+    assert "authorization" not in seen[0].headers
+
+
+class Typed(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+class Screen(Typed):
+    """A terminal that keeps what is written."""
+
+
+HOSTILE = "\x1b]0;own\x07\x1b[2J\r\x9b31m\u202e"
+WRITTEN_OUT = r"\u001b]0;own\u0007\u001b[2J\r\u009b31m\u202e"
+
+
+def test_a_terminal_gets_no_control_characters_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def hostile(request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith("/predict"):
+            return httpx.Response(200, json=[{"label": HOSTILE, "score": 1.0}])
+        if HOSTILE in json.loads(request.content)["messages"][-1]["content"]:
+            return httpx.Response(400, json={"error": {"message": HOSTILE}})
+        piece = {"choices": [{"delta": {"content": f"a\tb\n{HOSTILE}"}}]}
+        return httpx.Response(200, text=f"data: {json.dumps(piece)}\n\ndata: [DONE]\n\n")
+
+    answering(monkeypatch, hostile)
+    for stream in (Screen, io.StringIO):
+        shown = WRITTEN_OUT if stream is Screen else HOSTILE
+        out, err = stream(), stream()
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        terminal.classify(Client("http://testserver", ""), "talk", ["a text"])
+        assert out.getvalue() == f"{shown}\t1.0000\ta text\n"
+        monkeypatch.setattr(sys, "stdin", Typed(f"One\n{HOSTILE}\n"))
+        terminal.chat(Client("http://testserver", ""), "talk", 0)
+        assert out.getvalue().endswith(f"a text\na\tb\n{shown}\n")
+        assert f"{shown}\n" in err.getvalue()
+
+
+def test_commands_write_tokens_and_errors_of_a_model_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    out, err = Screen(), Screen()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    cli_checkpoint.say(f"a\n{HOSTILE}")
+    cli_checkpoint.fail(HOSTILE)
+    assert out.getvalue() == f"a\n{WRITTEN_OUT}\n"
+    assert err.getvalue() == f"polyhead: {WRITTEN_OUT}\n"
+
+
+def test_an_error_in_a_conversation_does_not_end_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answers = iter([httpx.Response(400, json={"error": {"message": "too long"}}), None])
+    seen = answering(monkeypatch, lambda request: next(answers) or served(request))
+    monkeypatch.setattr(sys, "stdin", Typed("One\nTwo\n"))
+    terminal.chat(Client("http://testserver", ""), "talk", 0)
+    out, err = capsys.readouterr()
+    assert out == "Paris\n"
+    assert "too long" in err
+    assert [message["content"] for message in body(seen[-1])["messages"]] == ["Two\n"]
+
+
+def test_an_error_within_a_stream_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    failed = 'data: {"choices": [{"delta": {"content": "Pa"}}]}\n\ndata: {"error": {"message": "the step failed"}}\n\n'
+    answering(monkeypatch, lambda request: httpx.Response(200, text=failed))
+    result = polyhead("chat", "--model", "talk", input="Hi")
+    assert (result.exit_code, result.stdout) == (1, "Pa")
+    assert result.stderr == "polyhead: the step failed\n"
+
+
+def test_texts_are_labelled_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = answering(monkeypatch, served)
+    assert polyhead("classify", "fine film", "fun").stdout == "good\t0.7500\tfine film\ngood\t0.7500\tfun\n"
+    assert polyhead("classify", "--model", "clf", input="one\ntwo\n").stdout.count("\n") == 2
+    assert body(seen[1]) == {"inputs": "fine film"}
+
+
+def test_texts_become_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, served)
+    assert polyhead("embed", "fine").stdout == "[0.5,-1.0]\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (httpx.Response(401, json={"error": {"message": "no key"}}), "no key"),
+        (httpx.Response(503, json={"error": "loading", "error_type": "Unhealthy"}), "loading"),
+        (httpx.Response(502, text="<html>"), "answered 502, and it is no error of this server's"),
+        (httpx.Response(200, json={"data": []}), "serves no model to classify; it serves: none is ready yet"),
+    ],
+)
+def test_what_goes_wrong_is_one_sentence(monkeypatch: pytest.MonkeyPatch, answer: httpx.Response, said: str) -> None:
+    answering(monkeypatch, lambda request: answer)
+    result = polyhead("classify", "x")
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
+def test_no_server_is_said_with_its_address() -> None:
+    result = polyhead("classify", "x", "--url", "http://127.0.0.1:9")
+    assert result.exit_code == 1
+    assert "http://127.0.0.1:9 does not answer" in result.stderr
+    with pytest.raises(ClientError, match="does not answer"):
+        Client("no address", "").model("embed")
+
+
+def test_models_are_fetched_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POLYHEAD_MODEL_DIR", "/somewhere")
+    fetched: list[object] = []
+    monkeypatch.setattr(quickstart, "fetch_all", fetched.append)
+    lines = dict(line.split("=", 1) for line in polyhead("models").stdout.splitlines())
+    assert lines.keys() == {"smollm2", "minilm", "sentiment"}
+    assert str(fetched[0]) == "/somewhere"
+    assert lines["minilm"].startswith("/somewhere/")
+
+
+def test_a_recipe_that_is_none_is_said() -> None:
+    result = polyhead("train", "/nowhere.toml")
+    assert result.exit_code == 1
+    assert "/nowhere.toml" in result.stderr
+    assert "Traceback" not in result.stderr

@@ -1,0 +1,226 @@
+"""Threads for work that may never return: they are replaced, and nobody waits for ever."""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from polyhead.models.tokenizer import Tokenizer
+from polyhead.service.concurrency import thread_pool as threads
+from polyhead.service.concurrency.thread_pool import Piece, Threads
+from polyhead.service.core.errors import TooComplex, Unavailable
+from polyhead.service.text import tokenization as text
+from tests.service.api.operations.test_admin import Client, serving
+from tests.support.scripted import until
+
+PATIENCE_S = 60.0
+
+
+@pytest.fixture
+def stuck() -> Iterator[threading.Event]:
+    """What hangs waits for it; after the test it goes on."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "GLANCE_S", 0.005)
+
+
+def test_a_thread_that_waits_keeps_no_result() -> None:
+    class Large:
+        """A result."""
+
+    async def run() -> None:
+        pool = Threads(1, "few", PATIENCE_S)
+        kept = weakref.ref(await pool.run(Large, Piece("work", "source")))
+        await until(lambda: kept() is None)
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_work_comes_back_in_its_context_from_few_threads() -> None:
+    async def run() -> None:
+        pool, names = Threads(2, "few", PATIENCE_S), set[str]()
+
+        def work(number: int) -> int:
+            names.add(threading.current_thread().name)
+            if number == 3:
+                raise KeyError(number)
+            return number
+
+        outcomes = await asyncio.gather(
+            *(pool.run(lambda number=number: work(number), Piece("it", "m")) for number in range(20)),  # type: ignore[misc]
+            return_exceptions=True,
+        )
+        assert outcomes[:3] + outcomes[4:] == [number for number in range(20) if number != 3]
+        assert isinstance(outcomes[3], KeyError)
+        assert names <= {"few_0", "few_1"}
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_a_thread_that_does_not_return_is_replaced(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool = Threads(1, "one", 0.05)
+        with pytest.raises(TooComplex, match="reading it has taken longer than"):
+            await pool.run(stuck.wait, Piece("reading it", "hostile"))
+        async with asyncio.timeout(PATIENCE_S):
+            assert await pool.run(lambda: threading.current_thread().name, Piece("it", "other")) == "one_1"
+            with pytest.raises(Unavailable, match="another of the same model has not returned"):
+                await pool.run(lambda: 5, Piece("reading it", "hostile"))
+            stuck.set()
+            while True:  # until it has returned
+                try:
+                    assert await pool.run(lambda: 5, Piece("reading it", "hostile")) == 5
+                    break
+                except Unavailable:
+                    await asyncio.sleep(0.001)
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_it_is_replaced_though_nobody_waits_for_its_work_any_more(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool = Threads(1, "one", 0.05)
+        task = asyncio.create_task(pool.run(stuck.wait, Piece("reading it", "hostile")))
+        while not pool._running:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await pool.run(lambda: 5, Piece("it", "other")) == 5
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_slow_work_of_one_source_holds_up_no_other_source(stuck: threading.Event) -> None:
+    """Not given up: it ends with its result, and so does what waits for it."""
+
+    async def run() -> None:
+        pool, most = Threads(2, "few", PATIENCE_S, hold=0.05), 0
+        at_work, lock = list[int](), threading.Lock()
+
+        def slow(number: int) -> int:
+            with lock:
+                at_work.append(number)
+            stuck.wait()
+            return number
+
+        pieces = [
+            asyncio.create_task(pool.run(lambda number=number: slow(number), Piece("it", "hostile")))  # type: ignore[misc]
+            for number in range(20)
+        ]
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(20):
+                assert await pool.run(lambda: 5, Piece("it", "other")) == 5
+            await until(lambda: "hostile" in pool._held)
+            most = len(at_work)
+            dropped = pieces.pop()
+            dropped.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await dropped
+            stuck.set()
+            assert await asyncio.gather(*pieces) == list(range(19))
+        assert most <= 4 < len(at_work)
+        assert len(at_work) == 19  # what nothing awaited any more was not begun
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_what_nobody_waits_for_any_more_is_not_begun(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool, begun = Threads(1, "one", PATIENCE_S), list[str]()
+        first = asyncio.create_task(pool.run(stuck.wait, Piece("it", "m")))
+        second = asyncio.create_task(pool.run(lambda: begun.append("second"), Piece("it", "m")))
+        await asyncio.sleep(0)
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+        stuck.set()
+        assert await first is True
+        await pool.run(lambda: begun.append("third"), Piece("it", "m"))
+        assert begun == ["third"]
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_one_owner_s_work_does_not_hold_up_another_s(stuck: threading.Event) -> None:
+    """Of one thread, while much work of one owner waits; the last piece is small, and its owner has no other."""
+
+    async def run() -> None:
+        pool, order = Threads(1, "one", PATIENCE_S), list[str]()
+        blocking = asyncio.create_task(pool.run(stuck.wait, Piece("it", "m", "evil", 250_000)))
+        while not pool._running:
+            await asyncio.sleep(0.001)
+        evil = [pool.run(lambda: order.append("evil"), Piece("it", "m", "evil", 250_000)) for _ in range(60)]
+        good = [pool.run(lambda: order.append("good"), Piece("it", "m", "good", size)) for size in (300_000, 5)]
+        everything = asyncio.gather(*evil, *good)
+        await asyncio.sleep(0)  # all of it waits now
+        stuck.set()
+        await asyncio.gather(blocking, everything)
+        assert [index for index, owner in enumerate(order) if owner == "good"][-1] <= 3
+        pool.close()
+
+    asyncio.run(run())
+
+
+def test_what_has_not_begun_at_the_end_is_refused(stuck: threading.Event) -> None:
+    async def run() -> None:
+        pool = Threads(1, "one", PATIENCE_S)
+        first = asyncio.create_task(pool.run(stuck.wait, Piece("it", "m")))
+        while not pool._running:
+            await asyncio.sleep(0.001)
+        second = asyncio.create_task(pool.run(lambda: 5, Piece("reading it", "m")))
+        await asyncio.sleep(0)
+        pool.close()
+        with pytest.raises(Unavailable, match="reading it is not begun: the server is shutting down"):
+            await second
+        stuck.set()
+        assert await first is True
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("threads_there_are", [1, 2])
+def test_a_tokenizer_that_hangs_takes_no_other_model_s_threads(
+    tiny_classifier: Path,
+    tiny_embedder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stuck: threading.Event,
+    threads_there_are: int,
+) -> None:
+    """Requests with and without a deadline hang in one model's tokenizer; the other model answers."""
+    real: Callable[..., Any] = Tokenizer.encode_batch
+
+    def encode_batch(self: Tokenizer, texts: Any, **options: Any) -> Any:
+        if "hang" in str(texts):
+            stuck.wait()
+        return real(self, texts, **options)
+
+    async def act(client: Client) -> None:
+        monkeypatch.setattr(Tokenizer, "encode_batch", encode_batch)
+        async with asyncio.timeout(PATIENCE_S):
+            hung = [
+                asyncio.create_task(client.ask("POST", "/predict", {"inputs": "hang"}))
+                for _ in range(2 * threads_there_are)
+            ]
+            answers = await asyncio.gather(*(client.ask("POST", "/embed", {"inputs": "a fox"}) for _ in range(4)))
+            assert [answer.status_code for answer in answers] == [200] * 4
+            said = [await each for each in hung]
+        assert {each.status_code for each in said} <= {413, 422, 400, 424, 429, 503}
+        assert any("has taken longer than" in each.text for each in said)
+
+    monkeypatch.setattr(text, "PATIENCE", 0.2)
+    serving(act, {"judge": tiny_classifier, "vec": tiny_embedder}, tokenizer_threads=threads_there_are)

@@ -1,0 +1,74 @@
+"""Whose work a free thread takes next."""
+
+from threading import Thread
+
+from polyhead.service.concurrency.work_queue import Backlog
+
+
+def taken(backlog: Backlog[str], count: int) -> list[str]:
+    pieces = [backlog.get() for _ in range(count)]
+    return [piece for piece in pieces if piece is not None]
+
+
+def test_the_pieces_of_one_owner_do_not_delay_another_s_for_long() -> None:
+    backlog: Backlog[str] = Backlog()
+    for number in range(100):
+        backlog.put(f"evil {number}", "evil", 250_000)
+    taken(backlog, 10)
+    for number in range(3):
+        backlog.put(f"good {number}", "good", 300_000)
+    order = taken(backlog, 12)
+    assert [piece for piece in order if piece.startswith("good")] == ["good 0", "good 1", "good 2"]
+    assert order.index("good 0") <= 2
+
+
+def test_many_small_pieces_do_not_delay_another_owner_s_large_one() -> None:
+    backlog: Backlog[str] = Backlog()
+    for number in range(100):
+        backlog.put(f"evil {number}", "evil", 1)
+    taken(backlog, 10)
+    backlog.put("good", "good", 300_000)
+    assert "good" in taken(backlog, 4)
+
+
+def test_a_small_piece_passes_large_ones_of_the_same_owner() -> None:
+    backlog: Backlog[str] = Backlog()
+    for number in range(100):
+        backlog.put(f"large {number}", "", 250_000)
+    taken(backlog, 11)
+    backlog.put("small", "", 5)
+    assert "small" in taken(backlog, 2)
+
+
+def test_no_piece_starves() -> None:
+    """Small ones keep coming, of its owner and of another."""
+    backlog: Backlog[str] = Backlog()
+    backlog.put("large", "a", 250_000)
+    order = list[str]()
+    for number in range(20):
+        backlog.put(f"{number} of a", "a", 1)
+        backlog.put(f"{number} of b", "b", 1)
+        order += taken(backlog, 2)
+    assert "large" in order
+
+
+def test_what_is_wanted_no_more_is_not_taken() -> None:
+    backlog: Backlog[str] = Backlog()
+    for name in ("first", "second", "third"):
+        backlog.put(name, "", 1)
+    backlog.discard("second")
+    backlog.discard("nothing")
+    assert taken(backlog, 2) == ["first", "third"]
+    backlog.discard("first")
+
+
+def test_closing_ends_those_who_wait_and_returns_what_is_left() -> None:
+    backlog: Backlog[str] = Backlog()
+    found = list[str | None]()
+    waiting = Thread(target=lambda: found.append(backlog.get()))
+    waiting.start()
+    assert backlog.close() == []
+    waiting.join()
+    backlog = Backlog()
+    backlog.put("late", "", 1)
+    assert (backlog.close(), backlog.get(), found) == (["late"], None, [None])

@@ -1,0 +1,479 @@
+"""Keys: the file they stand in, the command that makes them, what a minute's limits let through."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from polyhead.service.api.access import auth as security
+from polyhead.service.api.access.auth import Keys
+from polyhead.service.api.access.rate_limit import (
+    Bucket,
+    Quota,
+    Quotas,
+    as_anthropic,
+    as_openai,
+    spent,
+)
+from polyhead.service.cli.main import app
+from polyhead.service.config import keys
+from polyhead.service.config.keys import Key
+from polyhead.service.config.setting_types import MASK
+from polyhead.service.config.settings import SettingsError, read
+from polyhead.service.core.errors import Forbidden, RateLimited, Unauthorized
+from polyhead.service.core.request import Encode, Generate, Terms
+from polyhead.service.engine.worker import Ended
+
+HASH = "sha256:" + sha256(b"ph-a").hexdigest()
+OTHER = "sha256:" + sha256(b"ph-b").hexdigest()
+File = Callable[[str], str]
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> File:
+    def write(text: str) -> str:
+        (tmp_path / "keys.yaml").write_text(text)
+        return str(tmp_path / "keys.yaml")
+
+    return write
+
+
+def keys_of(**settings: Any) -> Keys:
+    return Keys(read(settings))
+
+
+def refused(path: str) -> str:
+    with pytest.raises(SettingsError) as caught:
+        keys.read(path)
+    return str(caught.value)
+
+
+# The file
+
+
+def test_a_file_says_what_each_key_may(file: File) -> None:
+    text = f"""
+search:
+  hash: {HASH}
+mail:
+  hash: {OTHER}
+  scopes: [inference, metrics]
+  models: [chat, "chat:*"]
+  requests_per_minute: 60
+  tokens_per_minute: 1000
+"""
+    search, mail = keys.read(file(text))
+    assert search == Key("search", sha256(b"ph-a").digest(), frozenset({"inference", "models"}), (), 0, 0)
+    assert mail == Key(
+        "mail", sha256(b"ph-b").digest(), frozenset({"inference", "metrics"}), ("chat", "chat:*"), 60, 1000
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a: {hash: ph-a-key-in-the-open}", ":1: a: hash: should be sha256: and 64 hexadecimal digits, of the key"),
+        (f"a: {{hash: {HASH}00}}", ":1: a: hash: should be sha256:"),
+        (f"a: {{hash: {HASH.upper()}}}", ":1: a: hash: should be sha256:"),
+        ("\na: {scopes: [models]}", ":2: a: hash: is required"),
+        (f"a: {{hash: {HASH}, scope: [models]}}", ":1: a: scope: is not known here; did you mean scopes?"),
+        (f"a: {{hash: {HASH}, xyz: 1}}", "xyz: is not known here; there are: hash, scopes, models"),
+        (f"a: {{hash: {HASH}, scopes: [all]}}", "scopes: should be 'inference', 'models', 'metrics' or 'admin'"),
+        (f"a: {{hash: {HASH}, scopes: []}}", "a: scopes: "),
+        (f"a: {{hash: {HASH}, scopes: [models, models]}}", "scopes: should name each once"),
+        (f"a: {{hash: {HASH}, models: chat}}", "models: should be a valid list"),
+        (f"a: {{hash: {HASH}, models: ['chat[a-z]']}}", "a: models: "),
+        (f"a: {{hash: {HASH}, tokens_per_minute: 0}}", "tokens_per_minute: should be greater than or equal to 1"),
+        (f"a: {{hash: {HASH}, requests_per_minute: many}}", "requests_per_minute: should be a valid integer"),
+        (f"a: {HASH}", "a: should be a mapping, hash, scopes"),
+        (f"a b: {{hash: {HASH}}}", "'a b' is no name"),
+        (f"a: {{hash: {HASH}}}\nb: {{hash: {HASH}}}", ":2: b: the same key as a"),
+        (f"a: {{hash: {HASH}}}\na: {{hash: {OTHER}}}", ":2: 'a' stands twice"),
+        (f"a: &x {{hash: {HASH}}}\nb: *x", ":2: a reference is not read"),
+        (f"a: {{hash: !!str {HASH}}}", ":1: a tag is not read"),
+        ("- a", "must be a mapping"),
+        ("# none yet", "has no keys; polyhead key NAME makes one"),
+        ("{" * 600, "is nested too deeply"),
+        ("a: \0", "is not a YAML file"),
+        ("a: {" + " " * (1 << 20), "has more than 1048576 bytes"),
+        ('"\\UFFFFFFFF": 1', "is not a YAML file that can be read"),
+        ('a: "\\U00110000"', "is not a YAML file that can be read"),
+    ],
+)
+def test_a_file_that_cannot_be_used_says_where_and_why(file: File, text: str, said: str) -> None:
+    found = refused(file(text))
+    assert said in found
+    assert "keys.yaml" in found
+    assert "in-the-open" not in found
+
+
+def test_all_that_is_wrong_with_a_file_is_said_at_once(file: File) -> None:
+    assert len(refused(file("a: {hash: x}\nb: {hash: y, scopes: [z]}")).splitlines()) == 3
+
+
+def test_a_file_that_is_not_there() -> None:
+    assert refused("/nowhere.yaml") == "keys_file: /nowhere.yaml cannot be read: No such file or directory"
+
+
+# Whose key it is
+
+
+def whose(of: Keys, shown: str, path: str = "/v1/completions", method: str = "POST") -> str:
+    scope = of.scope(path, method)
+    key = of.shown(scope, shown)
+    of.check(key, scope)
+    return key.name
+
+
+def test_keys_of_settings_and_file_open_together(file: File) -> None:
+    of = keys_of(api_key="one", api_keys=f"b={OTHER}", admin_key="boss", keys_file=file(f"a: {{hash: {HASH}}}"))
+    assert [whose(of, f"Bearer {key}") for key in ("one", "ph-a", "ph-b")] == ["default", "a", "b"]
+    assert whose(of, "bearer boss", "/admin/models") == "admin"
+    assert set(of.names) == {"default", "a", "b", "admin"}
+    assert of.owners == {"default", "a", "b"}, "who administers has no share of the engine"
+
+
+@pytest.mark.parametrize("shown", ["", "Bearer", "Bearer ", "Bearer on", "Bearer onee", "Basic one", "one"])
+def test_a_key_is_compared_whole(shown: str) -> None:
+    with pytest.raises(Unauthorized):
+        whose(keys_of(api_key="one"), shown)
+
+
+def test_a_hash_is_no_key(file: File) -> None:
+    """Who reads the file cannot ask."""
+    of = keys_of(api_keys=f"b={OTHER}", keys_file=file(f"a: {{hash: {HASH}}}"))
+    for shown in (HASH, OTHER, HASH.removeprefix("sha256:")):
+        with pytest.raises(Unauthorized):
+            whose(of, f"Bearer {shown}")
+
+
+def test_a_key_of_other_letters_is_compared_as_the_bytes_that_came() -> None:
+    assert whose(keys_of(api_key="ключ"), f"Bearer {'ключ'.encode().decode('latin-1')}") == "default"
+
+
+def test_an_administrators_key_alone_closes_nothing_else() -> None:
+    of = keys_of(admin_key="boss")
+    assert whose(of, "") == ""
+    assert whose(of, "", "/v1/models", "GET") == ""
+    with pytest.raises(Unauthorized):
+        whose(of, "", "/admin/models", "GET")
+
+
+def test_a_file_closes_whatever_its_keys_are_for(file: File) -> None:
+    of = keys_of(keys_file=file(f"a: {{hash: {HASH}, scopes: [metrics]}}"))
+    with pytest.raises(Forbidden, match=r"the key 'a' may not ask models: that needs the scope inference, it has metr"):
+        whose(of, "Bearer ph-a")
+    assert not of.administered
+    assert of.scope("/admin/models", "GET") == of.scope("/nowhere", "GET") == "inference"
+
+
+def test_one_slash_too_many_is_not_the_address_itself() -> None:
+    of = keys_of(api_key="one")
+    assert of.scope("/", "GET") == "public"
+    assert of.scope("//", "GET") == of.scope("//metrics", "GET") == of.scope("//v1/models", "GET") == "inference"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"api_key": "x", "api_keys": "default=y"}, "two are called 'default'"),
+        ({"admin_key": "x", "api_keys": "admin=y"}, "two are called 'admin'"),
+        ({"metrics_access": "key"}, "metrics_access: no key has the scope metrics"),
+        ({"metrics_access": "key", "api_keys": "a=x"}, "metrics_access: no key has the scope metrics"),
+        ({"api_key": MASK}, "is what is shown instead of a key"),
+        ({"api_keys": f"a={MASK}"}, "is what is shown instead of a key"),
+        ({"api_keys": {"a": ""}}, "the key of 'a' is empty"),
+        ({"admin_key": "sha256:123"}, "after sha256: there must be the hash of a key"),
+    ],
+)
+def test_keys_that_cannot_be(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said.replace("*", r"\*")):
+        keys_of(**settings)
+
+
+def test_a_name_of_the_settings_stands_in_no_file(file: File) -> None:
+    path = file(f"a: {{hash: {HASH}}}")
+    with pytest.raises(SettingsError, match="two are called 'a'"):
+        keys_of(api_keys="a=x", keys_file=path)
+
+
+def test_what_cannot_replace_the_keys_changes_nothing(file: File) -> None:
+    of = keys_of(api_keys="b=x", keys_file=file(f"a: {{hash: {HASH}}}"))
+    with pytest.raises(SettingsError):
+        of.replace([Key("b", sha256(b"y").digest())])
+    assert (whose(of, "Bearer ph-a"), whose(of, "Bearer x")) == ("a", "b")
+    of.replace([Key("c", sha256(b"y").digest())])
+    assert (whose(of, "Bearer y"), whose(of, "Bearer x"), of.owners) == ("c", "b", {"b", "c"})
+    with pytest.raises(Unauthorized):
+        whose(of, "Bearer ph-a")
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def followed(of: Keys, act: Callable[[], Awaitable[None]]) -> None:
+    async def run() -> None:
+        following = asyncio.create_task(security.follow(of))
+        await act()
+        assert not following.done()
+        following.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fault", [SettingsError("no keys"), OverflowError("too large"), AssertionError("ours")])
+def test_whatever_a_file_makes_of_reading_it_the_next_one_is_read(
+    file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: Exception
+) -> None:
+    """A task that ended at the first fault would let a key that is removed open for ever."""
+    monkeypatch.setattr(security, "GLANCE_S", 0.01)
+    of, whole = keys_of(keys_file=file(f"a: {{hash: {HASH}}}")), keys.read
+
+    def fail(_: str) -> tuple[Key, ...]:
+        raise fault
+
+    async def act() -> None:
+        monkeypatch.setattr(keys, "read", fail)
+        file("# an edit")
+        await until(lambda: "the keys stay as they were" in caplog.text)
+        assert whose(of, "Bearer ph-a") == "a"
+        monkeypatch.setattr(keys, "read", whole)
+        file(f"b: {{hash: {OTHER}}}")
+        await until(lambda: list(of.names) == ["b"])
+
+    followed(of, act)
+
+
+def test_an_edit_that_python_cannot_read_is_an_error_of_the_file(
+    file: File, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(security, "GLANCE_S", 0.01)
+    of = keys_of(keys_file=file(f"a: {{hash: {HASH}}}"))
+
+    async def act() -> None:
+        file('"\\UFFFFFFFF": 1')
+        await until(lambda: "is not a YAML file that can be read" in caplog.text)
+        file(f"b: {{hash: {OTHER}}}")
+        await until(lambda: list(of.names) == ["b"])
+
+    followed(of, act)
+
+
+def test_a_file_is_read_when_two_looks_in_a_row_find_it_the_same(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that grows between the looks is read when it is whole."""
+    monkeypatch.setattr(security, "GLANCE_S", 0)
+    of = keys_of(keys_file=file(f"a: {{hash: {HASH}}}"))
+    stamps = iter([(1,), (2,), (3,), (4,), (4,), (4,)])
+    looks: list[tuple[int, ...]] = []
+    read_at: list[int] = []
+
+    def stamp(_: str) -> tuple[int, ...]:
+        looks.append(next(stamps, (4,)))
+        return looks[-1]
+
+    def read_file(_: str) -> tuple[Key, ...]:
+        read_at.append(len(looks))
+        return (Key("b", sha256(b"y").digest()),)
+
+    async def act() -> None:
+        monkeypatch.setattr(security, "stamp", stamp)
+        monkeypatch.setattr(keys, "read", read_file)
+        await until(lambda: list(of.names) == ["b"])
+        await until(lambda: len(looks) > 12)
+        assert read_at == [5]
+
+    followed(of, act)
+
+
+def test_a_file_that_changes_while_it_is_read_is_read_again(file: File, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(security, "GLANCE_S", 0.01)
+    of, whole = keys_of(keys_file=file(f"a: {{hash: {HASH}}}")), keys.read
+    counted: list[tuple[str, ...]] = []
+    replace = of.replace
+
+    def rewrite(path: str) -> tuple[Key, ...]:
+        found = whole(path)
+        if found[0].name == "half":
+            file(f"whole: {{hash: {OTHER}, scopes: [metrics]}}")
+        return found
+
+    def count(filed: Iterable[Key]) -> None:
+        there = tuple(filed)
+        counted.append(tuple(key.name for key in there))
+        replace(there)
+
+    async def act() -> None:
+        monkeypatch.setattr(keys, "read", rewrite)
+        monkeypatch.setattr(of, "replace", count)
+        file(f"half: {{hash: {OTHER}}}")
+        await until(lambda: list(of.names) == ["whole"])
+        assert counted == [("whole",)]
+
+    followed(of, act)
+
+
+def test_models_by_name_and_by_pattern() -> None:
+    assert Key("a").opens("anything")
+    narrow = Key("a", models=("chat", "team/*", "base:*"))
+    assert [name for name in ("chat", "chats", "team/x", "team", "base", "base:x", "chat:x") if narrow.opens(name)] == [
+        "chat",
+        "team/x",
+        "base:x",
+    ]
+
+
+# A minute
+
+
+class Hand:
+    """A clock that is moved by hand."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def enter(quota: Quota) -> int:
+    """0, or the seconds it is told to wait."""
+    try:
+        quota.enter()
+    except RateLimited as error:
+        return error.retry_after
+    return 0
+
+
+def test_requests_of_a_minute_and_the_wait_for_the_next() -> None:
+    clock = Hand()
+    quota = Quota(Key("a", requests_per_minute=6), clock)
+    assert [enter(quota) for _ in range(8)] == [0] * 6 + [10] * 2
+    clock.now += 9
+    assert enter(quota) == 1
+    clock.now += 1
+    assert [enter(quota), enter(quota)] == [0, 10]
+    clock.now += 3600
+    assert [enter(quota) for _ in range(7)] == [0] * 6 + [10], "rest is saved for a minute only"
+
+
+def test_tokens_may_be_owed_and_the_debt_is_waited_for() -> None:
+    clock, key = Hand(), Key("a", tokens_per_minute=60)
+    quotas = Quotas(clock)
+    quota = quotas.of(key)
+    assert enter(quota) == 0
+    quotas.submitted("a", [Generate("1", (1,) * 50, 100)])
+    assert enter(quota) == 0, "something is left"
+    quotas.ended(Ended("chat", "generate", "done", 1.0, 50, 40, terms=Terms("a")))
+    assert enter(quota) == 31  # thirty are owed, and one is to be left
+    clock.now += 31
+    assert enter(quota) == 0
+    quotas.submitted("b", [Generate("1", (1,) * 50, 100)])
+    assert enter(quotas.of(key)) == 0, "what others spend is theirs"
+
+
+def test_a_key_without_limits_is_never_refused_and_never_remembered() -> None:
+    quotas = Quotas(Hand())
+    for number in range(100):
+        key = Key(f"a{number}")
+        quotas.of(key).enter()
+        quotas.submitted(key.name, [Encode("1", (1,) * 50)])
+        assert not quotas.of(key).told(as_openai)
+    assert not quotas._quotas
+
+
+def test_a_key_whose_limits_change_begins_anew_and_another_does_not() -> None:
+    clock = Hand()
+    quotas = Quotas(clock)
+    key = Key("a", requests_per_minute=1)
+    assert (enter(quotas.of(key)), enter(quotas.of(key))) == (0, 60)
+    assert enter(quotas.of(Key("a", digest=b"new", requests_per_minute=1))) == 60
+    assert enter(quotas.of(Key("a", requests_per_minute=2))) == 0
+
+
+def test_several_answers_to_one_prompt_read_it_once() -> None:
+    alike = [Generate(f"{n}", (1, 2, 3), 4, group="g") for n in range(5)]
+    assert spent([*alike, Generate("x", (1, 2), 4), Generate("y", (1, 2), 4), Encode("z", (1,))]) == 3 + 2 + 2 + 1
+
+
+def test_a_bucket_at_its_edge() -> None:
+    clock = Hand()
+    bucket = Bucket(7, clock)
+    bucket.take(7)
+    assert (bucket.left, bucket.wait()) == (0, 9)
+    clock.now += 60 / 7
+    assert bucket.wait() == 0
+
+
+def test_what_is_left_is_told_in_the_words_of_either_client() -> None:
+    clock = Hand()
+    quota = Quota(Key("a", requests_per_minute=6, tokens_per_minute=100), clock)
+    quota.enter()
+    quota.tokens.take(250)
+    assert quota.told(as_openai) == {
+        "x-ratelimit-limit-requests": "6",
+        "x-ratelimit-remaining-requests": "5",
+        "x-ratelimit-reset-requests": "10s",
+        "x-ratelimit-limit-tokens": "100",
+        "x-ratelimit-remaining-tokens": "0",
+        "x-ratelimit-reset-tokens": "150s",
+    }
+    told = quota.told(as_anthropic)
+    assert told["anthropic-ratelimit-requests-remaining"] == "5"
+    assert told["anthropic-ratelimit-tokens-reset"].endswith("Z")
+
+
+# polyhead key
+
+
+def made(*arguments: str, given: str = "") -> tuple[int, str, str]:
+    result = CliRunner().invoke(app, ["key", *arguments], input=given)
+    return result.exit_code, result.stdout, result.stderr
+
+
+def test_a_key_is_made_and_opens(file: File) -> None:
+    code, entry, said = made("search", "--models", "chat,chat:*", "--tokens-per-minute", "100")
+    assert code == 0
+    key = said.split()[-1]
+    assert key.startswith("ph-")
+    assert len(key) >= 40
+    assert key not in entry
+    of = keys_of(keys_file=file(entry + made("mail", "--scopes", "admin")[1]))
+    found = of.shown("inference", f"Bearer {key}")
+    assert (found.name, found.models, found.tokens_per_minute) == ("search", ("chat", "chat:*"), 100)
+    assert of.administered
+    assert made("search")[1] != entry
+
+
+def test_a_key_that_one_has_is_hashed_if_it_is_long() -> None:
+    code, entry, said = made("search", "--stdin", given="k" * 32 + "\n")
+    assert (code, said) == (0, "")
+    assert yaml.safe_load(entry)["search"]["hash"] == "sha256:" + sha256(b"k" * 32).hexdigest()
+    for short in ("k" * 31, "", "ä" * 40, "a " * 40):
+        code, entry, said = made("search", "--stdin", given=short)
+        assert (code, entry) == (2, "")
+        assert "must have 32 characters or more" in said
+        assert not short or short not in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["a b"], "'a b' is no name"),
+        (["a", "--scopes", "all"], "scopes: should be 'inference'"),
+        (["a", "--scopes", ""], "scopes: "),
+        (["a", "--models", "[a]"], "models: "),
+        (["a", "--requests-per-minute", "2000000"], "requests_per_minute: should be less than"),
+    ],
+)
+def test_a_key_that_cannot_be_is_not_made(arguments: list[str], said: str) -> None:
+    code, entry, error = made(*arguments)
+    assert (code, entry) == (2, "")
+    assert said in error
+    assert "ph-" not in error

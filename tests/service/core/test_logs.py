@@ -1,0 +1,261 @@
+"""The log: what a line says of a request, what it never says, and that nobody but the server begins one."""
+
+import json
+import logging
+import re
+import socket
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyhead.service.core import logs
+from tests.support.faults import Fault
+from tests.support.processes import PATIENCE, Faulted
+
+KEY, ADMIN = "a-key-that-nobody-may-see", "another-such-key"
+SECRET = "zebra umbrella"
+FORGED = "2026-01-01 INFO forged"
+HOSTILE = f"x\r\n{FORGED}\n{FORGED}\x1b[31m\x9b2J\x85{FORGED}\u2028{FORGED}\u2029{FORGED}\x00\x7f\u202egnirts"
+CONSOLE = re.compile(r"\d\d:\d\d:\d\d (DEBUG|INFO|WARNING|ERROR|CRITICAL) +\S|  \| ")
+CLIENT = httpx.Client(timeout=PATIENCE, verify=False)
+COMPLETIONS = "/v1/completions"
+Served = tuple[Faulted, str]
+
+
+@pytest.fixture(scope="module", params=["json", "console"])
+def served(request: pytest.FixtureRequest, faulted: Callable[..., Faulted], tiny_generator: Path) -> Iterator[Served]:
+    keys = "--api-keys", f"search={KEY}", "--admin-key", ADMIN
+    process = faulted(f"chat={tiny_generator}", *keys, "--log-format", request.param)
+    yield process, request.param
+    process.child.kill()
+    process.child.wait()
+
+
+def bearing(key: str = KEY, **others: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}", **others}
+
+
+def asked(**others: Any) -> dict[str, Any]:
+    return {"model": "chat", "prompt": SECRET, "max_tokens": 6, "temperature": 0, "ignore_eos": True} | others
+
+
+def post(served: Served, path: str, body: Any, **headers: str) -> httpx.Response:
+    return CLIENT.post(served[0].url + path, json=body, headers=bearing(**headers))
+
+
+def line_of(served: Served, id: str) -> dict[str, Any]:
+    """The line of the request with that id; of a line for people only its text."""
+    process, shape = served
+
+    def found() -> dict[str, Any] | None:
+        lines = list(process.lines)
+        if shape == "json":
+            return next((line for line in lines if line.get("request_id") == id), None)
+        return next((line for line in lines if f"[{id}]" in line["message"]), None)
+
+    line = process.until(found)
+    assert isinstance(line, dict)
+    return line
+
+
+def raw(served: Served, sent: bytes) -> bytes:
+    """What is answered to these bytes on a connection of their own."""
+    address = urlsplit(served[0].url)
+    with socket.create_connection((address.hostname, address.port), PATIENCE) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
+
+
+# What a line says
+
+
+def test_a_request_has_one_line_that_says_how_it_went(served: Served) -> None:
+    answer = post(served, COMPLETIONS, asked(), **{"X-Request-Id": "how-1"})
+    line = line_of(served, "how-1")
+    usage = answer.json()["usage"]
+    if served[1] == "console":
+        tokens = f"{usage['prompt_tokens']} \\+ 6 tokens"
+        rest = r", queued \d+\.\d ms, first token after \d+\.\d ms\n"
+        told = rf"[\d:]+ INFO    POST {COMPLETIONS} 200 in \d+\.\d ms for search \[how-1\]: done, chat, {tokens}{rest}"
+        assert re.fullmatch(told, line["message"])
+        return
+    known = ("method", "route", "path", "status", "model", "task", "key", "outcome", "requests")
+    assert [line[name] for name in known] == (
+        ["POST", COMPLETIONS, COMPLETIONS, 200, "chat", "generate", "search", "done", 1]
+    )
+    assert (line["prompt_tokens"], line["generated_tokens"]) == (usage["prompt_tokens"], 6)
+    assert 0 <= line["queue_seconds"] < line["first_token_seconds"] < line["seconds"]
+    assert "trace_id" not in line
+    assert "reason" not in line
+
+
+def test_who_is_refused_has_a_reason(served: Served) -> None:
+    CLIENT.post(served[0].url + COMPLETIONS, json=asked(), headers={"X-Request-Id": "why-1"})
+    post(served, COMPLETIONS, asked(model="nobody"), **{"X-Request-Id": "why-2"})
+    late = post(served, COMPLETIONS, asked(), **{"X-Request-Id": "why-3", "X-Request-Timeout": "0.001"})
+    assert late.status_code == 504
+    lines = [line_of(served, id) for id in ("why-1", "why-2", "why-3")]
+    if served[1] == "console":
+        ends = [line["message"].partition("]: ")[2].split(", ") for line in lines]
+        assert [end[0].strip() for end in ends] == ["rejected", "rejected", "expired"]
+        return
+    assert [line["outcome"] for line in lines] == ["rejected", "rejected", "expired"]
+    assert [line["reason"] for line in lines] == ["invalid_api_key", "not_found", "expired"]
+
+
+def test_who_leaves_has_aborted(served: Served) -> None:
+    address = urlsplit(served[0].url)
+    content = json.dumps(asked()).encode()
+    head = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: left\r\nContent-Length: {len(content)}\r\n"
+    with socket.create_connection((address.hostname, address.port)) as connection:
+        connection.sendall(f"{head}Authorization: Bearer {KEY}\r\n\r\n".encode() + content[:10])
+    line = line_of(served, "left")
+    assert "aborted" in (line["message"] if served[1] == "console" else line["outcome"])
+
+
+# What it never says
+
+
+def test_ids_come_back_whatever_happens_and_a_fault_is_told_without_what_was_asked(served: Served) -> None:
+    process, _ = served
+    streamed = post(served, COMPLETIONS, asked(stream=True), **{"X-Request-Id": "id-stream"})
+    assert streamed.text.rstrip().endswith("[DONE]")
+    missing = CLIENT.get(f"{process.url}/nowhere?key={KEY}&q={SECRET}", headers=bearing(**{"X-Request-Id": "id-404"}))
+    process.arm(Fault("raise"))
+    failed = post(served, COMPLETIONS, asked(), **{"X-Request-Id": "id-500"})
+    process.arm()
+    for answer, status in ((streamed, 200), (missing, 404), (failed, 500)):
+        id = f"id-{'stream' if status == 200 else status}"
+        assert (answer.status_code, answer.headers["x-request-id"]) == (status, id)
+        line_of(served, id)
+    assert "failed" in json.dumps(line_of(served, "id-500"))
+    told = json.dumps(process.lines)
+    assert "a fault of the test" in told, "its traceback is there"
+    for word in (*SECRET.split(), KEY, ADMIN):
+        assert word not in told
+    texts = [json.loads(data)["choices"][0]["text"] for data in re.findall(r"^data: (\{.*)$", streamed.text, re.M)]
+    assert not [text for text in texts if len(text) > 3 and text in told]
+
+
+# Who begins a line
+
+
+def hostile_requests() -> Iterator[bytes]:
+    """What comes as it is, whether HTTP allows it or not."""
+    key, end = f"Authorization: Bearer {KEY}\r\n", "Connection: close\r\n\r\n"
+    for name in ("X-Request-Id", "tracestate", "traceparent", "User-Agent", "X-Request-Timeout"):
+        for byte in (b"\x1b[31m", b"\x9b", b"\xe2\x80\xa8", b"\x85", b"\x0b", b"\n ", b"\r"):
+            value = b"a" + byte + FORGED.encode()
+            yield (
+                f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n{key}{name}: ".encode() + value + f"\r\n{end}".encode()
+            )
+    for path in (b"/%0d%0a" + b"2026%20forged", b"/\x1b[31m", b"/\xc2\x85", b"/a\rb", b"/%1b%5b31m%e2%80%a8"):
+        yield b"GET " + path + f" HTTP/1.1\r\nHost: localhost\r\n{key}{end}".encode()
+    yield f"FORGED\x1b / HTTP/1.1\r\nHost: localhost\r\n{end}".encode()
+    yield f"BREW / HTTP/1.1\r\nHost: localhost\r\n{end}".encode()
+
+
+def test_no_client_begins_a_line_or_reaches_a_terminal(served: Served) -> None:
+    process, shape = served
+    for sent in hostile_requests():
+        assert raw(served, sent).startswith(b"HTTP/1.1 ")
+    post(served, COMPLETIONS, asked(model=HOSTILE))
+    post(served, COMPLETIONS, {HOSTILE: 1})
+    for body in ({"name": HOSTILE, "source": "/nowhere"}, {"name": "fine", "source": HOSTILE}):
+        CLIENT.post(f"{process.url}/admin/models", json=body, headers=bearing(ADMIN))
+    post(served, COMPLETIONS, asked(), **{"X-Request-Id": "last"})
+    line_of(served, "last")
+    whole = "\n".join(line["message"] for line in process.lines)
+    if shape == "json":
+        assert all("level" in line for line in process.lines), "a line that is no object"
+    else:
+        lines = [line["message"] for line in process.lines]  # as the pipe gave them: \n and \r end one
+        assert not [line for line in lines if not CONSOLE.match(line)]
+        assert not logs.UNSAFE.search(whole.replace("\n", ""))
+    assert FORGED in whole, "it was quoted somewhere, else this says nothing"
+
+
+# The formats themselves
+
+
+@contextmanager
+def writing(shape: Any) -> Iterator[None]:
+    root = logging.getLogger()
+    before, level = list(root.handlers), root.level
+    logging.captureWarnings(False)  # as they may be since a test that has left what it changed to pytest
+    try:
+        logs.configure(shape, "info")
+        yield
+    finally:
+        logging.captureWarnings(False)
+        logging.basicConfig(handlers=before, level=level, force=True)
+
+
+def record(message: str, error: BaseException | None = None) -> logging.LogRecord:
+    info = (type(error), error, error.__traceback__) if error is not None else None
+    return logging.LogRecord("a", logging.INFO, "", 0, "%s", (message,), info)
+
+
+ANY = st.text(st.characters(codec=None, categories=None))  # halves of characters, too
+
+
+@settings(max_examples=100, deadline=None)
+@given(ANY)
+def test_a_message_is_one_line_of_what_can_be_seen(text: str) -> None:
+    for line in (logs.ConsoleFormatter().format(record(text)), logs.JsonFormatter().format(record(text))):
+        assert len(line.splitlines()) == 1
+        assert not logs.UNSAFE.search(line)
+        line.encode()
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text())
+def test_for_machines_nothing_is_lost(text: str) -> None:
+    assert json.loads(logs.JsonFormatter().format(record(text)))["message"] == text
+
+
+@settings(max_examples=100, deadline=None)
+@given(ANY)
+def test_the_lines_of_a_traceback_are_marked(text: str) -> None:
+    try:
+        try:
+            raise ValueError(text)
+        except ValueError as cause:
+            cause.add_note(text)
+            raise KeyError(text) from cause
+    except KeyError as error:
+        failed = record("it failed", error)
+    first, *others = logs.ConsoleFormatter().format(failed).split("\n")
+    assert first.endswith("it failed")
+    assert len(others) > 5
+    assert all(line.startswith(logs.CONTINUED) and not logs.UNSAFE.search(line) for line in others)
+    [line] = logs.JsonFormatter().format(failed).splitlines()
+    assert "KeyError" in json.loads(line)["traceback"]
+
+
+@pytest.mark.parametrize("code", [*b"\x1b\n\r\x0b\x0c\x7f\x85\x9b", 0x2028, 0x2029, 0x202E, 0x2066, 0xD800])
+def test_what_moves_a_terminal_or_ends_a_line_is_written_out(code: int) -> None:
+    line = logs.ConsoleFormatter().format(record(f"a{chr(code)}b"))
+    assert chr(code) not in line
+    assert re.search(rf"a(\\u{code:04x}|\\n|\\r)b$", line)
+
+
+@pytest.mark.parametrize("shape", ["console", "json"])
+def test_warnings_go_the_same_way(shape: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with writing(shape), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.warn(f"x\n{FORGED}\x1b", stacklevel=1)
+        sys.stderr.flush()
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1
+    assert FORGED in lines[0]

@@ -1,0 +1,94 @@
+"""Who takes what others leave stays within its share where others are busy, and has all of it where they are not."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from polyhead.service.engine import background_throttle as pace
+from polyhead.service.engine.background_throttle import MEMORY_S, SHARE, Pace
+
+
+@dataclass(eq=False)
+class Party:
+    patient: bool
+
+
+OTHERS, MINE = Party(False), Party(True)
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(pace, "perf_counter", clock)
+    return clock
+
+
+def live(clock: Clock, step: float, pause: float, piece: float, seconds: float) -> tuple[float, float]:
+    """Time that others and the patient one had, where others want a step after every pause, if they get it or not."""
+    turns, others, mine = Pace(), 0.0, 0.0
+    until, wanted = clock.now + seconds, clock.now
+    while clock.now < until:
+        wanting = [MINE, OTHERS] if clock.now >= wanted else [MINE]
+        free = turns.free(wanting)
+        if OTHERS in free:
+            began, clock.now = clock.now, clock.now + step
+            turns.took(OTHERS, began, clock.now)
+            others, wanted = others + step, clock.now + pause
+        elif free:
+            began, clock.now = clock.now, clock.now + piece
+            turns.took(MINE, began, clock.now)
+            mine += piece
+        else:
+            assert turns.left is not None
+            clock.now = min(clock.now + turns.left + 1e-6, wanted)
+    return others, mine
+
+
+def test_a_moment_between_two_steps_is_not_taken(clock: Clock) -> None:
+    live(clock, 0.040, 0.002, 0.1, 5 * MEMORY_S)
+    others, mine = live(clock, 0.040, 0.002, 0.1, 60.0)
+    assert mine / (others + mine) == pytest.approx(SHARE, rel=0.25)
+
+
+def test_one_that_is_alone_has_all_of_the_time(clock: Clock) -> None:
+    turns = Pace()
+    for _ in range(5):
+        assert turns.free([MINE]) == [MINE]
+        turns.took(MINE, clock.now, clock.now + 0.1)
+        clock.now += 0.1
+        assert turns.left is None
+
+
+def test_where_others_want_little_the_rest_is_taken(clock: Clock) -> None:
+    others, mine = live(clock, 0.005, 0.095, 0.05, 30.0)
+    assert mine > 5 * others
+
+
+def after_both(clock: Clock) -> Pace:
+    """Others were busy for long, then the patient one had a tenth of a second."""
+    turns = Pace()
+    turns.took(OTHERS, clock.now, clock.now + 5)
+    turns.took(MINE, clock.now + 5, clock.now + 5.1)
+    clock.now += 5.1
+    return turns
+
+
+def test_others_are_never_held(clock: Clock) -> None:
+    turns = after_both(clock)
+    assert turns.free([MINE, OTHERS]) == [OTHERS]
+    assert turns.left == pytest.approx(0.1 * (1 / SHARE - 1))
+    clock.now += 10 * MEMORY_S  # they have been quiet
+    assert turns.free([MINE]) == [MINE]
+
+
+def test_nobody_is_waited_for_where_nobody_patient_wants_anything(clock: Clock) -> None:
+    turns = after_both(clock)
+    assert turns.free([OTHERS]) == [OTHERS]
+    assert turns.left is None

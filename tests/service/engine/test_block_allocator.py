@@ -1,0 +1,119 @@
+"""Blocks: who holds which, what is found again, what is taken first."""
+
+import pytest
+
+from polyhead.service.engine.block_allocator import ROOT, Blocks, chain
+
+
+def names(tokens: list[int], size: int) -> list[bytes]:
+    keys: list[bytes] = []
+    for start in range(0, len(tokens) // size * size, size):
+        keys.append(chain(keys[-1] if keys else ROOT, tokens[start : start + size]))
+    return keys
+
+
+def stored(blocks: Blocks, tokens: list[int]) -> list[int]:
+    """Blocks that hold `tokens`, published; the caller holds them."""
+    held: list[int] = []
+    assert blocks.grow(held, len(tokens))
+    for block, key in zip(held, names(tokens, blocks.size), strict=False):
+        blocks.publish(block, key)
+    return held
+
+
+def test_a_name_depends_on_every_token_before() -> None:
+    assert names([1, 2, 3, 4], 2)[1] != names([9, 2, 3, 4], 2)[1]
+    assert names([1, 2, 3, 4], 2)[1] != names([3, 4], 2)[0]
+    assert names([1, 23], 2) != names([12, 3], 2)
+    assert names([1, 2, 3, 4], 2) == names([1, 2, 3, 4, 5], 2)
+
+
+@pytest.mark.parametrize(("length", "count"), [(0, 0), (1, 1), (4, 1), (5, 2), (8, 2), (12, 3)])
+def test_grow_holds_just_enough(length: int, count: int) -> None:
+    blocks = Blocks(3, 4)
+    held: list[int] = []
+    assert blocks.grow(held, length)
+    assert len(set(held)) == count == blocks.used
+    blocks.check([held])
+
+
+def test_grow_changes_nothing_when_there_is_too_little() -> None:
+    blocks = Blocks(3, 4)
+    held: list[int] = []
+    assert blocks.grow(held, 4)
+    assert not blocks.grow(held, 16)
+    assert not blocks.grow(held, 12, spare=1)
+    assert len(held) == blocks.used == 1
+    assert blocks.grow(held, 8, spare=1)
+    assert blocks.grow(held, 5, spare=99), "nothing is missing: nothing has to be spared"
+
+
+def test_share_finds_the_longest_stored_beginning() -> None:
+    blocks = Blocks(8, 2)
+    first = stored(blocks, [1, 2, 3, 4, 5, 6])
+    second: list[int] = []
+    assert blocks.share(second, names([1, 2, 3, 4, 9, 9], 2), 0) == 2
+    assert second == first[:2]
+    assert [blocks.holders[block] for block in first] == [2, 2, 1]
+    blocks.check([first, second])
+
+
+def test_share_gives_back_what_it_replaces() -> None:
+    blocks = Blocks(8, 2)
+    late: list[int] = []
+    assert blocks.grow(late, 6)
+    first = stored(blocks, [1, 2, 3, 4, 5, 6])
+    assert blocks.share(late, names([1, 2, 3, 4, 5, 6], 2)[1:], 1) == 2
+    assert late[1:] == first[1:]
+    assert late[0] != first[0]
+    blocks.check([late, first])
+    assert blocks.used == 4
+
+
+def test_contents_outlive_their_holders_until_the_room_is_needed() -> None:
+    blocks = Blocks(4, 2)
+    old = stored(blocks, [1, 2, 3, 4])
+    ids = list(old)
+    blocks.release(old)
+    assert blocks.used == 0
+    other: list[int] = []
+    assert blocks.grow(other, 4)
+    assert not set(other) & set(ids), "blocks without contents go first"
+    again: list[int] = []
+    assert blocks.share(again, names([1, 2, 3, 4], 2), 0) == 2
+    blocks.release(again)
+    more: list[int] = []
+    assert blocks.grow(more, 2)
+    assert more == [ids[1]], "the end of a prefix goes before its beginning"
+    assert blocks.share(again, names([1, 2, 3, 4], 2), 0) == 1
+    blocks.check([other, more, again])
+
+
+def test_the_first_of_equal_blocks_keeps_the_name() -> None:
+    blocks = Blocks(4, 2)
+    first, second = stored(blocks, [1, 2]), stored(blocks, [1, 2])
+    found: list[int] = []
+    blocks.share(found, names([1, 2], 2), 0)
+    assert found == first != second
+    blocks.check([first, second, found])
+
+
+def test_what_is_forgotten_is_not_found() -> None:
+    blocks = Blocks(4, 2)
+    first = stored(blocks, [1, 2, 3, 4])
+    blocks.forget(first)
+    assert blocks.share([], names([1, 2, 3, 4], 2), 0) == 0
+    blocks.check([first])
+
+
+def test_check_sees_a_leak_and_a_block_held_twice() -> None:
+    blocks = Blocks(4, 2)
+    held: list[int] = []
+    blocks.grow(held, 4)
+    with pytest.raises(AssertionError, match="other holders"):
+        blocks.check([])
+    with pytest.raises(AssertionError, match="other holders"):
+        blocks.check([held, held])
+    blocks.free[held[0]] = None
+    with pytest.raises(AssertionError, match="neither free nor held"):
+        blocks.check([held])

@@ -1,0 +1,228 @@
+"""The encoder: over a pretended network that shows every mistake, and over a tiny real one."""
+
+import random
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.network.heads import Pooler
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.transformer import Transformer
+from polyhead.service.core.errors import BadRequest, Expired, StepFailed
+from polyhead.service.core.request import (
+    Done,
+    Encode,
+    Encoded,
+    Failed,
+    Terms,
+)
+from polyhead.service.engine.encoder_worker import Encoder
+from tests.support.engine_fakes import (
+    Ask,
+    FakeEncoder,
+    FakeHead,
+    ask,
+    finish,
+    turn,
+)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Networks this small are slower on two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def encoder(executor: FakeEncoder, **options: int) -> Encoder:
+    return Encoder(executor, FakeHead(), model="reader", task="embed", **options)
+
+
+def failure(ticket: Ask) -> StepFailed:
+    assert isinstance(ticket.events[-1], Failed)
+    assert isinstance(ticket.events[-1].error, StepFailed)
+    return ticket.events[-1].error
+
+
+def encode(tokens: list[int], **options: object) -> Encode:
+    return Encode("test", tuple(tokens), **options)  # type: ignore[arg-type]
+
+
+def values(ticket: Ask) -> list[float]:
+    encoded, done = ticket.events
+    assert isinstance(encoded, Encoded)
+    assert done == Done("encoded", len(ticket.request.tokens))
+    return encoded.values
+
+
+def test_each_text_gets_its_own_answer() -> None:
+    executor = FakeEncoder()
+    worker = encoder(executor)
+    long, short = ask(worker, encode([5, 6, 7], raw=True), encode([9], raw=True))
+    (report,) = finish(worker)
+    assert values(long) == [18.0, 3.0, 0.0]
+    assert values(short) == [9.0, 0.0, 0.0]
+    assert executor.seen[0].tokens == [9, 5, 6, 7], "shortest first"
+    assert executor.seen[0].starts == [0, 1, 4]
+    assert executor.seen[0].segments is None
+    assert (report.sequences, report.tokens, len(report.queue_s), report.waiting) == (2, 4, 2, 0)
+
+
+def test_options_are_each_request_s_own() -> None:
+    worker = encoder(FakeEncoder())
+    options = [{}, {"raw": True}, {"dimensions": 1}, {"raw": True, "dimensions": 2}, {}]
+    tickets = ask(worker, *[encode([3, 1], **option) for option in options])
+    finish(worker)
+    length = (4.0**2 + 1) ** 0.5
+    whole = pytest.approx([4 / length, 1 / length, 0.0])
+    wanted = [whole, [4.0, 1.0, 0.0], [1.0], [4.0, 1.0], whole]
+    assert [values(ticket) for ticket in tickets] == wanted, "cut before it is closed"
+    assert all(type(value) is float for ticket in tickets for value in values(ticket))
+
+
+def test_segments_of_some_are_zeros_for_the_others() -> None:
+    worker = encoder(FakeEncoder())
+    plain, pair = ask(worker, encode([5, 5, 5], raw=True), encode([1, 2], segments=(0, 1), raw=True))
+    finish(worker)
+    assert values(plain) == [15.0, 3.0, 0.0]
+    assert values(pair) == [3.0, 1.0, 1.0]
+    with pytest.raises(BadRequest, match="1 segments for 2 tokens"):
+        worker.refuse(encode([1, 2], segments=(1,)))
+    with pytest.raises(BadRequest, match="no tokens"):
+        worker.refuse(encode([]))
+
+
+def test_steps_are_filled_first_come_first_served() -> None:
+    executor = FakeEncoder()
+    worker = encoder(executor, token_budget=10)
+    ask(worker, *[encode([1] * length) for length in (4, 6, 3, 8, 30, 1)])
+    finish(worker)
+    assert [[end - start for start, end in zip(r.starts, r.starts[1:], strict=False)] for r in executor.seen] == [
+        [4, 6],
+        [3],
+        [8],
+        [30],
+        [1],
+    ]
+
+
+def test_an_aborted_text_is_skipped() -> None:
+    executor = FakeEncoder()
+    worker = encoder(executor)
+    gone, here = ask(worker, encode([1, 1]), encode([2]))
+    worker.abort(gone)
+    worker.abort(gone)
+    finish(worker)
+    assert executor.seen[0].tokens == [2]
+    assert not gone.events
+    assert here.ended
+
+
+def test_a_text_that_is_no_number_fails_alone() -> None:
+    worker = encoder(FakeEncoder())
+    bad, good = ask(worker, encode([13, 1]), encode([2, 2]))
+    finish(worker)
+    assert "not finite" in failure(bad).message
+    assert good.ended
+    assert values(good) == pytest.approx([4 / 17**0.5, 1 / 17**0.5, 0])
+
+
+@pytest.mark.parametrize("lasting", [False, True])
+def test_a_failed_step_fails_whoever_is_to_blame(lasting: bool) -> None:
+    executor = FakeEncoder()
+    worker = encoder(executor)
+    tickets = ask(worker, *[encode([index, index]) for index in range(1, 8)])
+    executor.cursed = {5}
+    failures = 0
+    while worker.busy:
+        try:
+            turn(worker)
+        except RuntimeError:
+            failures += 1
+            executor.cursed = {5} if lasting else set()
+            for ticket, event in worker.fail():
+                ticket.receive(event)
+    worker.check()
+    assert failures == (4 if lasting else 1)
+    for index, ticket in enumerate(tickets, 1):
+        if lasting and index == 5:
+            failure(ticket)
+        else:
+            assert values(ticket)
+
+
+def test_texts_wait_by_priority_and_owner() -> None:
+    executor = FakeEncoder()
+    worker = encoder(executor, token_budget=4)
+    many = [encode([index, 1], terms=Terms(owner="many")) for index in range(20, 26)]
+    ask(worker, *many, encode([2, 2], terms=Terms(owner="one")), encode([3, 3], terms=Terms(owner="many", priority=1)))
+    finish(worker)
+    assert executor.seen[0].tokens == [3, 3, 2, 2], "the urgent, then who has been served least"
+
+
+def test_an_expired_text_is_not_read() -> None:
+    executor = FakeEncoder()
+    worker = encoder(executor)
+    late, good = ask(worker, encode([1, 1], terms=Terms(deadline=3.0)), encode([2]))
+    for ticket, event in worker.expire(3.0):
+        ticket.receive(event)
+    finish(worker)
+    assert isinstance(late.events[-1], Failed)
+    assert isinstance(late.events[-1].error, Expired)
+    assert good.ended
+    assert executor.seen[0].tokens == [2]
+
+
+def test_the_proof_of_an_encoder() -> None:
+    executor = FakeEncoder()
+    worker = encoder(executor)
+    worker.prove()
+    executor.explode = True
+    with pytest.raises(RuntimeError):
+        worker.prove()
+    worker.check()
+
+
+def test_an_encoder_warms_up() -> None:
+    executor = FakeEncoder()
+    encoder(executor, token_budget=40).warm_up()
+    assert executor.seen
+
+
+def test_over_a_network_a_batch_of_texts_is_each_alone() -> None:
+    torch.manual_seed(0)
+    config = ModelConfig(
+        vocab_size=50,
+        width=16,
+        depth=2,
+        heads=4,
+        kv_heads=4,
+        head_width=4,
+        mlp_width=32,
+        max_positions=64,
+        causal=False,
+    )
+    executor, head = TorchExecutor(Transformer(config)), Pooler("mean", normalise=True)
+    choice = random.Random(0)
+    requests = [encode([choice.randrange(50) for _ in range(choice.randint(1, 40))]) for _ in range(20)]
+    worker = Encoder(executor, head, model="reader", task="embed", token_budget=200)
+    together = ask(worker, *requests)
+    finish(worker)
+    for ticket, request in zip(together, requests, strict=True):
+        (alone,) = ask(worker, request)
+        finish(worker)
+        assert values(ticket) == pytest.approx(values(alone), abs=1e-6)
+
+
+def test_a_weighted_mean_counts_the_later_more() -> None:
+    states = torch.randn(7, 4)
+    pooled = Pooler("weighted", normalise=False)(states, [0, 4, 7])
+    expected = [
+        (some * torch.arange(1, len(some) + 1)[:, None]).sum(0) / sum(range(1, len(some) + 1))
+        for some in (states[:4], states[4:])
+    ]
+    assert torch.allclose(pooled, torch.stack(expected), atol=1e-6)

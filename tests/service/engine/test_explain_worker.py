@@ -1,0 +1,393 @@
+"""The worker of explanations, and the network it has: turns, ends, blame, memory, and who goes with whom."""
+
+import asyncio
+import shutil
+import threading
+from collections.abc import Callable, Generator
+from pathlib import Path
+from time import perf_counter
+from typing import Any, get_args
+
+import pytest
+
+from polyhead.models import checkpoint
+from polyhead.models.explain import (
+    METHODS,
+    Explanation,
+    Watched,
+    explain,
+)
+from polyhead.service.core.errors import (
+    AnswerTooLarge,
+    Conflict,
+    Expired,
+    NoRoom,
+    StepFailed,
+    Unavailable,
+)
+from polyhead.service.core.request import (
+    Done,
+    Explain,
+    Explained,
+    Failed,
+    Method,
+    Terms,
+)
+from polyhead.service.engine import explain_worker as explainer
+from polyhead.service.engine.explain_worker import AT_ONCE, Explainer
+from polyhead.service.runtime.registry import Registry
+from tests.service.runtime.test_registry import serving
+from tests.support.engine_fakes import ask, finish, turn
+
+TOKENS = tuple(range(5, 15))
+
+
+@pytest.fixture
+def worker(tiny_classifier: Path) -> Explainer:
+    loaded: Any = checkpoint.load(str(tiny_classifier))
+    return Explainer(Watched(loaded.network, loaded.head), loaded.head, model="judge", reads=False, piece=10)
+
+
+def why(method: Method = "integrated_gradients", **asked: Any) -> Explain:
+    return Explain("why", TOKENS, method, goals=(((0, 1),),), steps=6, **asked)
+
+
+def test_explanations_take_turns(worker: Explainer) -> None:
+    long, short = ask(worker, why(), why("attention"))
+    while not short.ended:
+        turn(worker)
+    assert not long.ended
+    finish(worker)
+    explained, done = long.events
+    assert isinstance(explained, Explained)
+    assert explained.answering == (0,)
+    assert done == Done("explained", len(TOKENS))
+
+
+def test_so_many_are_begun_at_once(worker: Explainer) -> None:
+    tickets = ask(worker, *(why() for _ in range(AT_ONCE + 2)))
+    report = turn(worker)
+    assert (report.running, report.waiting, len(report.queue_s)) == (AT_ONCE, 2, AT_ONCE)
+    finish(worker)
+    assert all(isinstance(ticket.events[-1], Done) for ticket in tickets)
+
+
+def test_who_leaves_is_explained_no_further(worker: Explainer) -> None:
+    leaving, staying = ask(worker, why(), why())
+    turn(worker)
+    worker.abort(leaving)
+    worker.abort(leaving)
+    finish(worker)
+    assert not leaving.events
+    assert staying.ended
+
+
+def test_who_is_too_late_is_told_so(worker: Explainer) -> None:
+    late, _ = ask(worker, why(terms=Terms(deadline=perf_counter() - 1)), why())
+    turn(worker)
+    [(ticket, event)] = worker.expire(perf_counter())
+    assert ticket is late
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, Expired)
+    finish(worker)
+
+
+def test_what_fails_is_the_fault_of_one(worker: Explainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*given: Any, **others: Any) -> Generator[None, None, Explanation]:
+        if given[1].steps == 3:
+            raise RuntimeError("of this one")
+        return (yield from explain(*given, **others))
+
+    monkeypatch.setattr(explainer, "explain", failing)
+    good, bad = ask(worker, why(), Explain("bad", TOKENS, "attention", steps=3))
+    turn(worker)
+    with pytest.raises(RuntimeError, match="of this one"):
+        turn(worker)
+    [(ticket, event)] = worker.fail()
+    assert ticket is bad
+    assert isinstance(event, Failed)
+    assert isinstance(event.error, StepFailed)
+    assert worker.fail() == []
+    finish(worker)
+    assert good.ended
+
+
+def test_numbers_that_are_none_are_an_error(worker: Explainer, tiny_classifier: Path) -> None:
+    loaded: Any = checkpoint.load(str(tiny_classifier))
+    loaded.head.out.weight.data.fill_(float("inf"))
+    broken = Explainer(Watched(loaded.network, loaded.head), loaded.head, model="judge", reads=False, piece=10)
+    [ticket] = ask(broken, why("gradient_x_input"))
+    finish(broken)
+    [event] = ticket.events
+    assert isinstance(event, Failed)
+    assert "not finite" in event.error.message
+
+
+# ---- the networks
+
+
+def test_memory_is_taken_when_somebody_asks_and_given_back_with_the_model(
+    tiny_classifier: Path, tiny_embedder: Path
+) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        judge = served.resolve("judge", ["classify"])
+        _, before = served.memory()
+        assert await served.watch(judge) == {"self": (2, 4)}
+        _, during = served.memory()
+        assert during < before
+        await served.watch(judge)
+        assert served.memory()[1] == during
+        [stream] = served.submit(judge, [why()])
+        assert [type(event) async for event in stream] == [Explained, Done]
+        await served.unload("judge", 0).end()
+        assert served.memory()[1] > before, "its own is free, too"
+
+    serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
+
+
+def test_where_there_is_no_room_who_was_asked_longest_ago_goes(tiny_classifier: Path, tiny_embedder: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        judge, vectors = served.resolve("judge", ["classify"]), served.resolve("vectors", ["embed"])
+        await served.watch(judge)
+        _, free = served.memory()
+        served._loader.budget.limit -= free  # as if it were all
+        await served.watch(vectors)
+        assert served._watching.worker(judge) is None
+        served._loader.budget.limit -= 1 << 30
+        with pytest.raises(NoRoom, match=r"to explain judge takes [0-9]+ MiB more, and 0 of"):
+            await served.watch(judge)
+
+    serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
+
+
+def test_a_source_that_is_gone_is_a_sentence(tiny_classifier: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "judge"
+    shutil.copytree(tiny_classifier, folder)
+
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        judge = served.resolve("judge", ["classify"])
+        _, free = served.memory()
+        shutil.rmtree(folder)
+        with pytest.raises(Conflict, match="judge cannot be read again to be explained: "):
+            await served.watch(judge)
+        assert served.memory()[1] == free
+
+    serving({"judge": folder}, act)
+
+
+def test_two_who_ask_first_read_once(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        judge = served.resolve("judge", ["classify"])
+        _, before = served.memory()
+        await served.watch(judge)
+        one = before - served.memory()[1]
+        await served._watching.forget(judge)
+        assert served.memory()[1] == before
+        await asyncio.gather(served.watch(judge), served.watch(judge))
+        assert before - served.memory()[1] == one
+
+    serving({"judge": tiny_classifier}, act)
+
+
+# ---- idle networks
+
+
+class Later:
+    """In the place of a clock: what is to be called, which the test calls when it wants to."""
+
+    def __init__(self) -> None:
+        self.due: list[tuple[float, Callable[[], None]]] = []
+
+    def __call__(self, seconds: float, function: Callable[[], None]) -> "Timer":
+        self.due.append((seconds, function))
+        return Timer(self, (seconds, function))
+
+    async def pass_by(self, served: Registry) -> None:
+        """The time of all that is due is over; what that begins has ended."""
+        self.fire()
+        await asyncio.gather(*served._watching._releases)
+
+    def fire(self) -> None:
+        due, self.due = self.due, []
+        for _, function in due:
+            function()
+
+
+class Timer:
+    def __init__(self, later: Later, entry: tuple[float, Callable[[], None]]) -> None:
+        self.later, self.entry = later, entry
+
+    def cancel(self) -> None:
+        self.later.due.remove(self.entry)
+
+
+async def watched_judge(served: Registry) -> tuple[Any, Later, int]:
+    """A model, its clock, and the budget that is free before its network is there."""
+    served._watching.later = later = Later()
+    await served.load_all()
+    judge, free = served.resolve("judge", ["classify"]), served.memory()[1]
+    await served.watch(judge)
+    return judge, later, free
+
+
+def test_an_idle_network_is_given_back_and_read_again(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        judge, later, free = await watched_judge(served)
+        first = served._watching.worker(judge)
+        assert first is not None
+        assert [seconds for seconds, _ in later.due] == [7.0]
+        await served.watch(judge)
+        assert len(later.due) == 1, "its time begins anew with each request"
+        [known] = served.known()
+        assert known.explaining == free - served.memory()[1] > 0
+        await later.pass_by(served)
+        assert served.memory()[1] == free
+        assert served.known()[0].explaining == 0
+        assert all(not each.numel() for each in first._watched.network.parameters()), "its numbers are gone"
+        with pytest.raises(Unavailable, match="the network that explains judge was given back"):
+            served.submit(judge, [why()])
+        await served.watch(judge)
+        assert served._watching.worker(judge) is not first
+        [stream] = served.submit(judge, [why()])
+        assert [type(event) async for event in stream] == [Explained, Done]
+        assert free - served.memory()[1] == known.explaining
+
+    serving({"judge": tiny_classifier}, act, explain_idle_seconds=7)
+
+
+def test_a_network_is_kept_for_ever_where_no_time_is_set(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        _, later, _ = await watched_judge(served)
+        assert later.due == []
+
+    serving({"judge": tiny_classifier}, act, explain_idle_seconds=0)
+
+
+def test_a_network_that_explains_is_not_idle(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        judge, later, free = await watched_judge(served)
+        [stream] = served.submit(judge, [why()])
+        await later.pass_by(served)
+        assert served.memory()[1] < free
+        assert len(later.due) == 1, "its time begins anew"
+        assert [type(event) async for event in stream] == [Explained, Done]
+        await later.pass_by(served)
+        assert served.memory()[1] == free
+
+    serving({"judge": tiny_classifier}, act)
+
+
+def test_a_request_that_comes_before_the_release_keeps_the_network(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        judge, later, _ = await watched_judge(served)
+        kept = served._watching.worker(judge)
+        later.fire()  # the release is a task that has not begun
+        await served.watch(judge)
+        [stream] = served.submit(judge, [why()])
+        await asyncio.gather(*served._watching._releases)
+        assert served._watching.worker(judge) is kept
+        assert [type(event) async for event in stream] == [Explained, Done]
+
+    serving({"judge": tiny_classifier}, act)
+
+
+def test_a_request_that_comes_during_the_release_waits_and_is_counted_once(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        judge, later, free = await watched_judge(served)
+        one, go_on, held = free - served.memory()[1], threading.Event(), threading.Event()
+        busy = asyncio.create_task(served._engine.call(lambda: (held.set(), go_on.wait())))
+        await asyncio.to_thread(held.wait)
+        later.fire()
+        while served._watching.worker(judge) is not None:
+            await asyncio.sleep(0)
+        asking = asyncio.create_task(served.watch(judge))
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert not asking.done()
+        assert free - served.memory()[1] == one, "the budget has it when the system has it"
+        go_on.set()
+        await asyncio.gather(asking, busy)
+        [stream] = served.submit(judge, [why()])
+        assert [type(event) async for event in stream] == [Explained, Done]
+        assert free - served.memory()[1] == one
+        await later.pass_by(served)
+        assert served.memory()[1] == free
+
+    serving({"judge": tiny_classifier}, act)
+
+
+def test_a_model_that_goes_while_its_network_is_read_leaves_nothing(tiny_classifier: Path, tiny_embedder: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        judge = served.resolve("judge", ["classify"])
+        reading = asyncio.create_task(served.watch(judge))
+        await asyncio.sleep(0)  # it has begun
+        await served._watching.forget(judge)
+        await reading
+        assert served._watching.worker(judge) is None
+        assert served.known()[0].explaining == 0
+
+    serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
+
+
+# ---- how much work
+
+
+@pytest.mark.parametrize("method", get_args(Method))
+@pytest.mark.parametrize("end", ["abort", "deadline"])
+def test_work_ends_with_the_piece_that_is_computed(
+    worker: Explainer, method: Method, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pieces, closed = list[int](), list[bool]()
+
+    def counted(*given: Any, **named: Any) -> Generator[None, None, Explanation]:
+        try:
+            for number in range(1000):
+                pieces.append(number)
+                yield
+            return (yield from METHODS[given[1].method](given[0], given[1], named["piece"]))
+        finally:
+            closed.append(True)
+
+    monkeypatch.setattr(explainer, "explain", counted)
+    goals = () if method.startswith("attention") else (((0, 1),),)
+    leaving, staying = ask(
+        worker,
+        Explain("left", TOKENS, method, goals=goals, terms=Terms(deadline=perf_counter() + 3600)),
+        Explain("stays", TOKENS, "attention"),
+    )
+    turn(worker)
+    turn(worker)
+    assert len(pieces) == 2, "one piece each"
+    if end == "abort":
+        worker.abort(leaving)
+    else:
+        [(ticket, event)] = worker.expire(perf_counter() + 7200)
+        assert ticket is leaving
+        assert isinstance(event, Failed)
+        assert isinstance(event.error, Expired)
+    assert closed == [True]
+    turn(worker)
+    assert pieces == [0, 0, 1], "only the other goes on"
+    worker.abort(staying)
+    assert not worker.busy
+
+
+def test_what_is_too_much_work_is_refused_before_anything_is_computed(tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        judge, _, _ = await watched_judge(served)
+        steps = served._engine.steps
+        much = Explain("much", TOKENS * 3, "integrated_gradients", goals=(((0, 1),),), steps=1000)
+        with pytest.raises(
+            AnswerTooLarge, match=r"at most 1 are computed \(the server's setting explain_gflop\); ask for "
+        ):
+            served.submit(judge, [much])
+        assert served._engine.steps == steps
+        [stream] = served.submit(judge, [why()])
+        assert [type(event) async for event in stream] == [Explained, Done]
+
+    serving({"judge": tiny_classifier}, act, explain_gflop=1)

@@ -1,0 +1,257 @@
+"""Logits are shaped as transformers' processors shape them, each row by its own history, whatever the batch."""
+
+import random
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+
+from polyhead.models.native.library import runnable
+from polyhead.service.core.request import Generate, Sampling
+from polyhead.service.engine.logits_processors import (
+    Shape,
+    restrict,
+    shape,
+    shaped,
+)
+from polyhead.service.engine.native_sampling import Compiled
+from polyhead.service.engine.sampler import Ask
+
+WORDS = 50
+tokens = st.integers(0, WORDS - 1)
+samplings = st.builds(
+    Sampling,
+    repetition_penalty=st.sampled_from([1.0, 0.5, 1.3]),
+    frequency_penalty=st.sampled_from([0.0, 0.7, -1.1]),
+    presence_penalty=st.sampled_from([0.0, 0.4, -2.0]),
+    bias=st.dictionaries(tokens, st.floats(-100, 100, width=32), max_size=8).map(lambda bias: tuple(bias.items())),
+    allowed=st.one_of(st.just(()), st.lists(tokens, min_size=1, max_size=30, unique=True).map(tuple)),
+    banned=st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=4).map(tuple), max_size=12).map(tuple),
+    min_tokens=st.integers(0, 6),
+    once=st.sampled_from([0, 0, 1, 2, 3]),
+)
+histories = st.tuples(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.lists(st.integers(0, 9), max_size=9))
+stops = st.frozensets(tokens, max_size=3)
+
+
+def asked(sampling: Sampling, prompt: list[int], stop: frozenset[int] = frozenset()) -> Generate:
+    return Generate("a", tuple(prompt), 100, stop, sampling)
+
+
+def after(request: Generate, answer: list[int]) -> Shape:
+    one = Shape(request)
+    for token in answer:
+        one.push(token)
+    return one
+
+
+def reference(logits: Tensor, request: Generate, answer: list[int]) -> Tensor:
+    """[V], by transformers, in the order of its `_get_logits_processor`; what it lacks by the definition."""
+    sampling, stop = request.sampling, sorted(request.stop_tokens)
+    first, last = LogitsProcessorList(), LogitsProcessorList()
+    if sampling.bias:
+        first.append(SequenceBiasLogitsProcessor({(token,): float(value) for token, value in sampling.bias}))
+    if sampling.repetition_penalty != 1:
+        first.append(RepetitionPenaltyLogitsProcessor(sampling.repetition_penalty))
+    if sampling.once:
+        last.append(NoRepeatNGramLogitsProcessor(sampling.once))
+    if sampling.banned and (len(stop) == 0 or any(list(row) != [one] for row in sampling.banned for one in stop)):
+        rows = [list(row) for row in sampling.banned if len(row) > 1 or row[0] not in stop]
+        if rows:
+            last.append(NoBadWordsLogitsProcessor(rows, stop or None))
+    if sampling.min_tokens and stop:
+        last.append(MinNewTokensLengthLogitsProcessor(len(request.tokens), sampling.min_tokens, stop))
+    if sampling.allowed:
+        last.append(PrefixConstrainedLogitsProcessor(lambda batch, ids: list(sampling.allowed), 1))
+    ids = torch.tensor([[*request.tokens, *answer]])
+    scores = first(ids, logits[None].clone())
+    for token, count in Counter(answer).items():
+        scores[0, token] -= sampling.frequency_penalty * count + sampling.presence_penalty
+    processed: Tensor = last(ids, scores)[0]
+    return processed
+
+
+def random_logits(rows: int, words: int = WORDS) -> Tensor:
+    return torch.randn(rows, words, generator=torch.Generator().manual_seed(rows)) * 4
+
+
+@settings(max_examples=300, deadline=None)
+@given(samplings, histories, stops)
+def test_a_row_is_what_transformers_makes_of_it(
+    sampling: Sampling, history: tuple[list[int], list[int]], stop: frozenset[int]
+) -> None:
+    prompt, answer = history
+    request, logits = asked(sampling, prompt, stop), random_logits(1)
+    found = shape(logits, [after(request, answer).after(())])[0]
+    if found.isneginf().all():  # transformers would let come what may not
+        free = replace(request, sampling=replace(sampling, allowed=()))
+        assert reference(logits[0], free, answer)[list(sampling.allowed)].isneginf().all()
+    else:
+        torch.testing.assert_close(found, reference(logits[0], request, answer), rtol=1e-5, atol=1e-5)
+    if not shaped(sampling):
+        assert torch.equal(found, logits[0])
+
+
+@settings(max_examples=100, deadline=None)
+@given(samplings, histories, stops, st.integers(0, 9))
+def test_drafts_count_as_if_they_had_come(
+    sampling: Sampling, history: tuple[list[int], list[int]], stop: frozenset[int], cut: int
+) -> None:
+    prompt, answer = history
+    request, logits = asked(sampling, prompt, stop), random_logits(1)
+    pushed = shape(logits, [after(request, answer).after(())])
+    waiting = after(request, answer[:cut])
+    assert torch.equal(shape(logits, [waiting.after(tuple(answer[cut:]))]), pushed)
+    for token in answer[cut:]:
+        waiting.push(token)
+    assert torch.equal(shape(logits, [waiting.after(())]), pushed), "and leave nothing behind"
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(samplings, histories, stops, st.booleans()), min_size=2, max_size=9))
+def test_a_row_is_shaped_as_if_it_were_alone(
+    rows: list[tuple[Sampling, tuple[list[int], list[int]], frozenset[int], bool]],
+) -> None:
+    logits = random_logits(len(rows))
+    before = logits.clone()
+    shapes = [after(asked(s, prompt, stop), answer) if some else None for s, (prompt, answer), stop, some in rows]
+    together = shape(logits, [one and one.after(()) for one in shapes])
+    assert torch.equal(logits, before), "they are read again"
+    for row, one in enumerate(shapes):
+        assert torch.equal(together[row], shape(logits[row : row + 1], [one and one.after(())])[0])
+        assert one is not None or torch.equal(together[row], before[row])
+
+
+def test_where_nothing_is_asked_nothing_is_copied() -> None:
+    logits = random_logits(3)
+    assert shape(logits, [None] * 3) is logits
+    assert restrict(logits, {}) is logits
+
+
+def test_a_large_vocabulary_and_long_lists() -> None:
+    words, choice = 49_152, random.Random(0)
+    ways = [
+        Sampling(bias=tuple((token, choice.uniform(-100, 100)) for token in choice.sample(range(words), 4096))),
+        Sampling(allowed=tuple(choice.sample(range(words), 20_000))),
+        Sampling(allowed=(7,), repetition_penalty=1.2),
+        Sampling(frequency_penalty=0.5, banned=tuple((token,) for token in choice.sample(range(words), 1024))),
+    ]
+    prompt, answer = choice.choices(range(words), k=1000), choice.choices(range(words), k=1000)
+    logits = random_logits(len(ways), words)
+    requests = [asked(way, prompt, frozenset([2])) for way in ways]
+    found = shape(logits, [after(request, answer).after(()) for request in requests])
+    for row, request in enumerate(requests):
+        torch.testing.assert_close(found[row], reference(logits[row], request, answer), rtol=1e-5, atol=1e-5)
+
+
+def test_tokens_that_the_model_does_not_have_change_nothing() -> None:
+    logits = random_logits(2)
+    way = Sampling(
+        bias=((WORDS, 3.0), (1, 1.0)), banned=((WORDS + 1,), (3, WORDS)), allowed=(*range(9), 99), min_tokens=5
+    )
+    found = shape(logits, [Shape(asked(way, [3], frozenset([WORDS + 2]))).after(()), None])
+    assert torch.equal(found[1], logits[1])
+    assert torch.equal(found[0, :9], logits[0, :9] + torch.eye(9)[1])
+
+
+def test_a_row_of_which_nothing_is_left_is_told_from_its_neighbours() -> None:
+    logits = random_logits(2)
+    one = Shape(asked(Sampling(allowed=(3,), banned=((3,),)), [1]))
+    found = shape(logits, [one.after(()), None])
+    assert found[0].isneginf().all()
+    assert torch.equal(found[1], logits[1])
+
+
+def test_only_rows_that_are_restricted_lose_the_words_whose_bits_are_zero() -> None:
+    for words in (31, 32, 50, 49_152):
+        logits = random_logits(4, words)
+        before, chosen = logits.clone(), torch.rand(2, words) < 0.3
+        bits = np.zeros((2, -(-words // 32) * 32), np.bool_)
+        bits[:, :words] = chosen.numpy()
+        bits[:, words:] = True  # of no word
+        packed = np.packbits(bits, axis=1, bitorder="little").view(np.int32)
+        found = restrict(logits, {2: packed[0], 0: packed[1]})
+        assert torch.equal(logits, before)
+        assert torch.equal(found[[1, 3]], logits[[1, 3]])
+        assert torch.equal(found[[2, 0]], logits[[2, 0]].masked_fill(~chosen, float("-inf")))
+
+
+def test_a_buffer_is_used_again() -> None:
+    logits, room = random_logits(2), torch.empty(2, WORDS)
+    before, one = logits.clone(), Shape(asked(Sampling(bias=((1, 2.0),)), [1]))
+    found = restrict(shape(logits, [one.after(()), None], room), {1: np.array([1, 0], np.int32)}, room)
+    assert found.data_ptr() == room.data_ptr()
+    assert torch.equal(logits, before)
+    assert torch.equal(found[0], shape(logits, [one.after(()), None])[0])
+    assert found[1].isneginf().sum() == WORDS - 1
+
+
+def test_a_fork_goes_its_own_way() -> None:
+    logits = random_logits(1)
+    request = asked(Sampling(repetition_penalty=1.5, frequency_penalty=1.0, banned=((1, 2),)), [5])
+    one = after(request, [1, 2])
+    other = one.fork()
+    other.push(9)
+    assert torch.equal(shape(logits, [one.after(())]), shape(logits, [after(request, [1, 2]).after(())]))
+    assert torch.equal(shape(logits, [other.after(())]), shape(logits, [after(request, [1, 2, 9]).after(())]))
+
+
+@settings(max_examples=100, deadline=None)
+@given(samplings, histories, stops, st.integers(0, 2**WORDS - 1), st.sampled_from(runnable()))
+def test_compiled_code_shapes_and_restricts_as_torch_does(
+    sampling: Sampling, history: tuple[list[int], list[int]], stop: frozenset[int], chosen: int, means: str
+) -> None:
+    """What it makes of a row is seen by what it draws: each word as often as it is likely."""
+    prompt, answer = history
+    one = after(asked(sampling, prompt, stop), answer).after(())
+    logits = torch.randn(1, WORDS, generator=torch.Generator().manual_seed(chosen)) * 4
+    words = np.array([chosen % 2**32, chosen >> 32], np.uint32).view(np.int32)
+    for guide in (None, words):
+        wanted = restrict(shape(logits, [one]), {} if guide is None else {0: guide})[0]
+        way = replace(sampling, temperature=2.0)
+        asks = [Ask(0, way, (number + 0.5) / 400, one, guide) for number in range(400)]
+        tokens = [token for token, _ in compiled(means).draw(logits, asks)]
+        if wanted.isneginf().all():
+            assert set(tokens) == {-1}
+            continue
+        shares = torch.bincount(torch.tensor(tokens), minlength=WORDS) / 400
+        assert float((shares - (wanted / 2).softmax(dim=0)).abs().max()) <= 2 / 400
+        greedy = Ask(0, replace(sampling, temperature=0.0), 0.5, one, guide)
+        token = compiled(means).draw(logits, [greedy])[0][0]
+        assert float(wanted[token]) == pytest.approx(float(wanted.max()), rel=1e-6)
+
+
+@cache
+def compiled(means: str) -> Compiled:
+    return Compiled(means, 1)
+
+
+def test_what_stays_the_same_is_made_once() -> None:
+    """No step copies the table for tokens that never come again, and no copy makes the row of allowed words anew."""
+    one = after(asked(Sampling(once=1, allowed=(3, 4, 70)), [5, 6]), [7])
+    assert one.after(()) is one
+    assert one.fork().after((8,)).allowed(WORDS) is one.allowed(WORDS)
+    assert len(one.allowed(100)) == 4
+
+
+@pytest.mark.parametrize("stops", [{5}, {7}, {5, 9}])
+def test_a_stop_token_that_came_stays_banned_once_answers_may_end(stops: set[int]) -> None:
+    request = asked(Sampling(once=1, min_tokens=2, frequency_penalty=0.5), [5, 6], frozenset(stops))
+    logits = random_logits(1)
+    found = shape(logits, [after(request, [7, 8]).after(())])[0]
+    assert found.isneginf().nonzero().flatten().tolist() == [5, 6, 7, 8]

@@ -1,0 +1,422 @@
+"""Answers that begin together, searches, guides and scored prompts: over a pretended network that shows every mistake,
+and searches against transformers."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from polyhead.models.checkpoint import load
+from polyhead.models.executors.contract import Executor
+from polyhead.models.executors.torch_executor import TorchExecutor
+from polyhead.models.native.library import runnable
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.service.core.errors import BadRequest
+from polyhead.service.core.request import (
+    Beams,
+    Done,
+    Event,
+    Failed,
+    Generate,
+    Prompted,
+    Sampling,
+    Token,
+)
+from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.engine.logits_processors import Shape
+from tests.support.engine_fakes import (
+    GREEDY,
+    WORDS,
+    Ask,
+    FakeGenerator,
+    ask,
+    finish,
+    generate,
+    logits_after,
+    turn,
+)
+
+
+def generator(executor: FakeGenerator, **budgets: int) -> Generator:
+    return Generator(executor, model="talker", **budgets)
+
+
+def answers(executor: FakeGenerator, *requests: Generate, **budgets: int) -> list[list[Event]]:
+    worker = generator(executor, **budgets)
+    tickets = ask(worker, *requests)
+    finish(worker)
+    return [ticket.events for ticket in tickets]
+
+
+def said(events: Sequence[Event]) -> list[int]:
+    return [event.id for event in events if isinstance(event, Token)]
+
+
+def group(prompt: Sequence[int], count: int, **options: object) -> list[Generate]:
+    one = generate(prompt, **({"sampling": Sampling(temperature=2)} | options))  # type: ignore[arg-type]
+    seeded = [replace(one, sampling=replace(one.sampling, seed=seed)) for seed in range(count)]
+    return [replace(each, group="g" + repr(prompt)) for each in seeded]
+
+
+# Groups
+
+
+def test_the_prompt_of_a_group_is_computed_once() -> None:
+    executor, requests = FakeGenerator(), group(range(1, 11), 4)
+    together = answers(executor, *requests)
+    rows = sum(len(rows.tokens) for rows in executor.seen)
+    assert rows == 10 + 4 * 7, "the prompt, and every token that is said but the last"
+    alone = [answers(FakeGenerator(), replace(request, group=""))[0] for request in requests]
+    assert [said(events) for events in together] == [said(events) for events in alone]
+    assert len({tuple(said(events)) for events in together}) > 1
+
+
+def test_whoever_leads_may_leave() -> None:
+    for leaves in range(4):
+        for after in range(4):
+            worker = generator(FakeGenerator(), prefill_chunk=3)
+            tickets = ask(worker, *group(range(1, 11), 4))
+            for _ in range(after):
+                turn(worker)
+            worker.abort(tickets[leaves])
+            kept = [ticket for ticket in tickets if ticket is not tickets[leaves]]
+            finish(worker)
+            for ticket in kept:
+                (alone,) = answers(FakeGenerator(), replace(ticket.request, group=""))
+                assert ticket.tokens == said(alone)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_groups_and_others_in_little_room(seed: int) -> None:
+    """Preempted, aborted, in chunks: everybody says what it says alone."""
+    choice = random.Random(seed)
+    requests: list[Generate] = []
+    for number in range(choice.randint(1, 4)):
+        prompt = [choice.randint(0, 3) for _ in range(choice.randint(1, 12))]
+        many = group([*prompt, number], choice.randint(1, 4), max_tokens=choice.randint(1, 9))
+        requests += many
+    executor = FakeGenerator(block_count=choice.choice([6, 9, 30]), block_size=4)
+    worker = generator(executor, sequence_budget=choice.choice([2, 4, 64]), prefill_chunk=choice.choice([2, 64]))
+    tickets = ask(worker, *requests)
+    gone: set[Ask] = set()
+    while worker.busy:
+        if choice.random() < 0.1:
+            ticket = choice.choice(tickets)
+            if not ticket.ended:
+                worker.abort(ticket)
+                gone.add(ticket)
+        if worker.busy:
+            turn(worker)
+    worker.check()
+    for ticket in tickets:
+        if ticket not in gone:
+            (alone,) = answers(FakeGenerator(), replace(ticket.request, group=""))
+            assert ticket.tokens == said(alone)
+
+
+def test_who_has_another_salt_finds_nothing_stored() -> None:
+    worker = generator(FakeGenerator())
+    cached = []
+    for salt in ("", "", "a", "a", "b", ""):
+        (ticket,) = ask(worker, generate(range(1, 12), 2, salt=salt))
+        finish(worker)
+        done = ticket.events[-1]
+        assert isinstance(done, Done)
+        cached.append(done.cached_tokens)
+    assert cached == [0, 8, 0, 8, 0, 8]
+
+
+# Prompts that are scored
+
+
+def scores_of(prompt: Sequence[int]) -> list[float]:
+    logits = torch.tensor([logits_after(prompt[:end]) for end in range(1, len(prompt))])
+    return logits.log_softmax(dim=-1)[range(len(prompt) - 1), list(prompt[1:])].tolist()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 64])
+def test_a_prompt_is_scored_whatever_is_stored(chunk: int) -> None:
+    prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5]
+    worker = generator(FakeGenerator(), prefill_chunk=chunk)
+    first, second, third = (ask(worker, generate(prompt, most, logprobs=0, prompt_logprobs=2))[0] for most in (3, 3, 0))
+    finish(worker)
+    for ticket in (first, second, third):
+        prompted = ticket.events[0]
+        assert isinstance(prompted, Prompted)
+        assert [score for score, _ in prompted.scores] == pytest.approx(scores_of(prompt), abs=1e-5)
+        assert all(len(top) == 2 for _, top in prompted.scores)
+    assert third.events[1:] == [Done("length", 9, 0, 0)]
+    assert first.tokens == second.tokens
+
+
+def test_a_prompt_of_one_token_scores_nothing() -> None:
+    (events,) = answers(FakeGenerator(), generate([3], 0, prompt_logprobs=0))
+    assert events == [Prompted(()), Done("length", 1, 0, 0)]
+
+
+# Guides
+
+
+@dataclass
+class Rails:
+    """A guide that lets certain tokens come at each place; one at a place is forced."""
+
+    places: list[set[int]]
+    fails_at: int = -1
+
+    def begin(self) -> "Ride":
+        return Ride(self)
+
+
+@dataclass
+class Ride:
+    rails: Rails
+    come: list[int] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        return len(self.come) == len(self.rails.places)
+
+    def fill(self, words: NDArray[np.int32]) -> bool:
+        if len(self.come) == self.rails.fails_at:
+            raise BadRequest("too complex")
+        for token in self.rails.places[len(self.come)]:
+            words[token // 32] |= 1 << token % 32
+        return True
+
+    def advance(self, token: int) -> None:
+        assert token in self.rails.places[len(self.come)]
+        self.come.append(token)
+
+    def forced(self) -> list[int]:
+        rest = self.rails.places[len(self.come) :]
+        free = next((index for index, allowed in enumerate(rest) if len(allowed) > 1), len(rest))
+        return [min(allowed) for allowed in rest[:free]]
+
+
+PLACES = [{1, 2, 3}, {7}, {8}, {4, 5}, {9}, {10}, {11}]
+
+
+def test_a_guide_is_kept_to_and_what_is_forced_is_not_computed_one_by_one() -> None:
+    executor = FakeGenerator()
+    (events,) = answers(executor, generate([5, 6], 20, guide=Rails(PLACES)))
+    assert all(token in allowed for token, allowed in zip(said(events), PLACES, strict=True))
+    assert events[-1] == Done("stop", 2, 7, 0)
+    assert len(executor.seen) == 2, "one step for each choice"
+    (scored,) = answers(FakeGenerator(), generate([5, 6], 20, guide=Rails(PLACES), logprobs=0))
+    assert said(scored) == said(events)
+    assert all(event.logprob < 0 for event in scored if isinstance(event, Token))
+
+
+def test_guided_and_free_ride_together() -> None:
+    requests = [
+        generate([5, 6], 20, guide=Rails(PLACES), sampling=Sampling(temperature=1.5, seed=4)),
+        generate([5, 6], 20, sampling=Sampling(temperature=1.5, seed=4)),
+        generate([5, 6, 7], 5, guide=Rails(PLACES)),
+        *(replace(each, guide=Rails(PLACES)) for each in group([1, 2, 3, 4, 5], 3)),
+    ]
+    together = answers(FakeGenerator(), *requests)
+    alone = [answers(FakeGenerator(), replace(request, group=""))[0] for request in requests]
+    assert [said(events) for events in together] == [said(events) for events in alone]
+    assert isinstance(together[2][-1], Done)
+    assert (together[2][-1].reason, len(said(together[2]))) == ("length", 5)
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_a_guide_that_fails_fails_alone(place: int) -> None:
+    requests = [generate([5, 6], 20, guide=Rails(PLACES, place)), generate([5, 6], 6)]
+    failed, other = answers(FakeGenerator(), *requests)
+    assert isinstance(failed[-1], Failed)
+    assert failed[-1].error.message == "too complex"
+    assert said(other) == said(answers(FakeGenerator(), requests[1])[0])
+
+
+# Searches
+
+
+def searched(prompt: Sequence[int], count: int, how: Beams, **options: object) -> list[Generate]:
+    return [generate(prompt, group="search", beams=how, **options)] * count  # type: ignore[arg-type]
+
+
+def test_a_search_of_one_is_greedy() -> None:
+    (events,) = answers(FakeGenerator(), *searched([1, 2, 3], 1, Beams(1)))
+    assert said(events) == said(answers(FakeGenerator(), generate([1, 2, 3]))[0])
+
+
+def test_a_search_finds_what_trying_all_would() -> None:
+    """As wide as there are answers, it misses none."""
+    found = answers(FakeGenerator(), *searched([1, 2], 5, Beams(WORDS), max_tokens=2), sequence_budget=64)
+    every = {}
+    for first, one in enumerate(torch.tensor(logits_after([1, 2])).log_softmax(0).tolist()):
+        for second, two in enumerate(torch.tensor(logits_after([1, 2, first])).log_softmax(0).tolist()):
+            every[first, second] = one + two
+    best = sorted(every, key=lambda answer: every[answer], reverse=True)[:5]
+    assert [tuple(said(events)) for events in found] == best
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_searches_in_little_room_find_the_same(seed: int) -> None:
+    choice = random.Random(seed)
+    prompt = [choice.randint(0, 5) for _ in range(choice.randint(1, 9))]
+    how = Beams(choice.randint(2, 4), choice.choice([0.5, 1.0, 2.0]), choice.random() < 0.5)
+    stops = frozenset({choice.randint(0, 22), choice.randint(0, 22)})
+    requests = searched(prompt, how.width, how, max_tokens=6, stop_tokens=stops, logprobs=1)
+    roomy = answers(FakeGenerator(200), *requests)
+    executor = FakeGenerator(block_count=24, block_size=3)
+    others = [generate([index, 7], 12) for index in range(6)]
+    crowded = answers(executor, *others, *requests, prefill_chunk=2, token_budget=5)
+    assert crowded[6:] == roomy
+    assert crowded[0][:-1] == answers(FakeGenerator(), others[0])[0][:-1]
+
+
+PENALISED = Sampling(
+    temperature=0.0,
+    repetition_penalty=1.4,
+    frequency_penalty=0.6,
+    presence_penalty=0.2,
+    banned=((3, 4), (5,)),
+    min_tokens=4,
+    once=3,
+)
+
+
+def test_each_beam_keeps_the_shape_of_its_own_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At every step it is what a fresh one would be, and no beam's answer is gone through again."""
+    pushed, push = list[int](), Shape.push
+
+    def counted(shape: Shape, token: int) -> None:
+        pushed.append(token)
+        push(shape, token)
+
+    width, most = 4, 24
+    worker = generator(FakeGenerator(200), sequence_budget=64)
+    request = searched([1, 2, 3], width, Beams(width), max_tokens=most, sampling=PENALISED, stop_tokens=frozenset({9}))
+    tickets = ask(worker, *request)
+    monkeypatch.setattr(Shape, "push", counted)
+    compared = 0
+    while worker.busy:
+        turn(worker)
+        for talk in set(worker._company.talks.values()):
+            assert talk.search is not None
+            for beam in talk.search.beams:
+                fresh = Shape(talk.request)
+                for token in talk.search.said(beam):
+                    push(fresh, token)
+                assert beam.shape is not None
+                assert changed(beam.shape) == changed(fresh)
+                compared += 1
+    assert len(tickets[0].tokens) > 8
+    assert compared > 3 * width
+    assert len(pushed) <= width * most
+
+
+def changed(shape: Shape) -> dict[int, tuple[float, ...]]:
+    """What is done to each word."""
+    words, values = shape.after(()).changes
+    return {int(word): tuple(values[:, place].tolist()) for place, word in enumerate(words)}
+
+
+def test_a_search_goes_on_while_anybody_wants_it() -> None:
+    requests = searched([1, 2, 3], 3, Beams(3))
+    expected = answers(FakeGenerator(), *requests)
+    worker = generator(FakeGenerator())
+    tickets = ask(worker, *requests)
+    turn(worker)
+    worker.abort(tickets[0])
+    turn(worker)
+    worker.abort(tickets[2])
+    finish(worker)
+    assert tickets[1].events == expected[1]
+    tickets = ask(worker, *requests)
+    turn(worker)
+    for ticket in tickets:
+        worker.abort(ticket)
+    assert not worker.busy
+    worker.check()
+
+
+def test_a_search_that_can_never_fit_is_refused() -> None:
+    worker = generator(FakeGenerator(block_count=10, block_size=4), sequence_budget=4)
+    with pytest.raises(BadRequest, match="make 3 times 20, more than the 40"):
+        worker.refuse(searched([1] * 10, 1, Beams(3), max_tokens=10)[0])
+    with pytest.raises(BadRequest, match="searches at most 4 wide, got 5"):
+        worker.refuse(searched([1], 1, Beams(5), max_tokens=2)[0])
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0, 2.0])
+@pytest.mark.parametrize("early", [False, True])
+def test_searches_equal_those_of_transformers(tiny_generator: Path, penalty: float, early: bool) -> None:
+    from transformers import AutoModelForCausalLM
+
+    checkpoint = load(str(tiny_generator))
+    executor = TorchExecutor(checkpoint.network, cast(Any, checkpoint.head), block_count=200, block_size=4)
+    reference = AutoModelForCausalLM.from_pretrained(tiny_generator).eval()
+    words = reference.config.vocab_size
+    choice = random.Random(7)
+    for width in (2, 3, 5):
+        prompt = [choice.randrange(words) for _ in range(7)]
+        stops = frozenset(choice.randrange(words) for _ in range(40))
+        worker = Generator(executor, model="talker")
+        how = Beams(width, penalty, early)
+        tickets = ask(worker, *searched(prompt, width, how, max_tokens=9, stop_tokens=stops, sampling=GREEDY))
+        finish(worker)
+        expected = reference.generate(
+            torch.tensor([prompt]),
+            num_beams=width,
+            num_return_sequences=width,
+            max_new_tokens=9,
+            length_penalty=penalty,
+            early_stopping=early,
+            eos_token_id=sorted(stops),
+            pad_token_id=0,
+            do_sample=False,
+        )
+        for ticket, row in zip(tickets, expected[:, 7:].tolist(), strict=True):
+            done = ticket.events[-1]
+            assert isinstance(done, Done)
+            whole = [*ticket.tokens, *([done.token] if done.token >= 0 else [])]
+            assert row[: len(whole)] == whole
+            assert set(row[len(whole) :]) <= {min(stops)}, "filled up"
+
+
+@pytest.mark.parametrize("native", [False, pytest.param(True, marks=pytest.mark.skipif(not runnable(), reason="none"))])
+def test_blocks_are_copied_on_real_executors(tiny_generator: Path, native: bool) -> None:
+    checkpoint = load(str(tiny_generator))
+    words, head = checkpoint.config.vocab_size, cast(Any, checkpoint.head)
+    choice = random.Random(3)
+    requests = group([choice.randrange(words) for _ in range(21)], 3, max_tokens=20)
+
+    def together(*asked: Generate) -> list[list[int]]:
+        executor: Executor
+        if native:
+            executor = NativeExecutor(
+                checkpoint.network, cast(Any, checkpoint.head), block_count=40, precision="float32"
+            )
+        else:
+            executor = TorchExecutor(checkpoint.network, head, block_count=40, block_size=16)
+        worker = Generator(executor, model="talker")
+        tickets = ask(worker, *asked)
+        finish(worker)
+        return [ticket.tokens for ticket in tickets]
+
+    assert together(*requests) == [together(replace(request, group=""))[0] for request in requests]
+
+
+def test_who_leaves_itself_no_token_fails_alone() -> None:
+    nothing = Sampling(temperature=0, allowed=(3,), banned=((3,),))
+    requests = [
+        generate([5, 6], 6, sampling=nothing),
+        generate([5, 6], 6),
+        *searched([5, 6], 2, Beams(2), sampling=nothing),
+    ]
+    events = answers(FakeGenerator(), *requests)
+    for failed in (events[0], events[2], events[3]):
+        assert isinstance(failed[-1], Failed)
+        assert isinstance(failed[-1].error, BadRequest)
+    assert said(events[1]) == said(answers(FakeGenerator(), requests[1])[0])

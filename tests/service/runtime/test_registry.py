@@ -1,0 +1,332 @@
+"""Served models: loading beside broken ones, what is said while it lasts, which model answers, how much cache."""
+
+import asyncio
+import re
+import shutil
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families
+
+from polyhead.models.executors.contract import Executor
+from polyhead.service.config.settings import Settings, SettingsError
+from polyhead.service.core.errors import BadRequest, NotFound, Unavailable
+from polyhead.service.core.model import State
+from polyhead.service.core.request import (
+    Done,
+    Encode,
+    Encoded,
+    Generate,
+)
+from polyhead.service.engine.engine import Engine
+from polyhead.service.metrics import Metrics
+from polyhead.service.resources import capacity, machine
+from polyhead.service.runtime import loader, registry
+from polyhead.service.runtime.placement import placed
+from polyhead.service.runtime.registry import Registry
+
+
+def serving(models: dict[str, Any], act: Callable[[Registry], Coroutine[Any, Any, Any]], **settings: Any) -> Any:
+    """What `act` returns, given a registry whose engine runs; nothing is loaded yet."""
+
+    async def run() -> Any:
+        known = Settings(models={name: str(source) for name, source in models.items()}, **settings)
+        metrics = Metrics(known.models)
+        engine = Engine(metrics)
+        engine.start()
+        try:
+            return await act(Registry(engine, known, told=metrics))
+        finally:
+            await engine.close(0)
+
+    return asyncio.run(run())
+
+
+@pytest.fixture
+def truncated(tiny_classifier: Path, tmp_path: Path) -> Path:
+    folder = tmp_path / "truncated"
+    shutil.copytree(tiny_classifier, folder)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    return folder
+
+
+def test_broken_models_say_why_and_the_others_are_served(
+    tiny_generator: Path, tiny_classifier: Path, truncated: Path
+) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        assert [model.name for model in served.models()] == ["chat", "judge"]
+        states = served.states()
+        assert states["chat"] == states["judge"] == State("ready", 1.0)
+        assert states["cut"].phase == states["gone"].phase == "broken"
+        assert "model.safetensors" in states["cut"].why
+        assert "nowhere: there is no such folder" in states["gone"].why
+        with pytest.raises(Unavailable, match=r"cut could not be loaded: .*model\.safetensors"):
+            served.resolve("cut", ["classify"])
+
+    models = {"gone": "/nowhere", "cut": truncated, "chat": tiny_generator, "judge": tiny_classifier}
+    serving(models, act)
+
+
+def test_what_a_model_is(tiny_generator: Path, tiny_classifier: Path, tiny_embedder: Path, tiny_ranker: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        chat, judge, vectors, ranker = served.models()
+        assert (chat.task, judge.task, vectors.task, ranker.task) == ("generate", "classify", "embed", "rank")
+        assert judge.labels == ("negative", "neutral", "positive")
+        assert vectors.width == 32
+        assert chat.max_tokens == judge.max_tokens == 256
+        assert chat.chat is not None
+        assert chat.dtype == "float32"
+
+    serving({"chat": tiny_generator, "judge": tiny_classifier, "vec": tiny_embedder, "rank": tiny_ranker}, act)
+
+
+def test_loaded_models_answer(tiny_generator: Path, tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        chat, judge = served.models()
+        [spoken] = served.submit(chat, [Generate("g", (5, 6, 7), max_tokens=4)])
+        [read] = served.submit(judge, [Encode("e", (2, 9, 3))])
+        events = [event async for event in spoken]
+        assert events[-1] == Done("length", 3, 4)
+        scores, end = [event async for event in read]
+        assert isinstance(scores, Encoded)
+        assert sum(scores.values) == pytest.approx(1.0)
+        assert end == Done("encoded", 3)
+
+    serving({"chat": tiny_generator, "judge": tiny_classifier}, act)
+
+
+def test_while_it_loads(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress is visible from the event loop, and clients are told to come again."""
+    seen: list[str] = []
+    real = loader.checkpoint.begin
+
+    def watched(source: str, what: Any, **options: Any) -> Any:
+        options["progress"](3, 4)
+        with pytest.raises(Unavailable, match="chat is not ready yet, 75% is read") as caught:
+            served_by[0].resolve("chat", ["generate"])
+        assert 1 <= caught.value.retry_after <= registry.LONGEST_WAIT
+        with pytest.raises(Unavailable, match="next is not ready yet, others are loaded first"):
+            served_by[0].resolve("next", ["generate"])
+        with pytest.raises(Unavailable):
+            served_by[0].only(["generate"])
+        seen.append(source)
+        monkeypatch.setattr(loader.checkpoint, "begin", real)
+        return real(source, what, **options)
+
+    served_by: list[Registry] = []
+
+    async def act(served: Registry) -> None:
+        served_by.append(served)
+        assert served.states()["chat"] == State("waiting")
+        monkeypatch.setattr(loader.checkpoint, "begin", watched)
+        await served.load_all()
+        assert [model.name for model in served.models()] == ["chat", "next"]
+
+    serving({"chat": tiny_generator, "next": tiny_generator}, act)
+    assert seen
+
+
+def test_names_and_tasks_that_do_not_fit(tiny_generator: Path, tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        assert served.resolve("chat", ["generate"]).name == "chat"
+        with pytest.raises(NotFound, match="no model is called 'gpt-4'; there are: chat, judge") as unknown:
+            served.resolve("gpt-4", ["generate"])
+        assert unknown.value.param == "model"
+        said = "judge can classify, it cannot generate text; models that can: chat"
+        with pytest.raises(BadRequest, match=said):
+            served.resolve("judge", ["generate"])
+        with pytest.raises(BadRequest, match="models that can: none"):
+            served.resolve("judge", ["embed"])
+
+    serving({"chat": tiny_generator, "judge": tiny_classifier}, act)
+
+
+def test_routes_that_name_no_model(tiny_classifier: Path, tiny_generator: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        assert served.only(["generate"]).name == "chat"
+        with pytest.raises(NotFound, match="no model here can embed or rank"):
+            served.only(["rank", "embed"])
+        with pytest.raises(BadRequest, match=r"/models/NAME/\.\.\.: one, two"):
+            served.only(["classify"])
+
+    serving({"one": tiny_classifier, "two": tiny_classifier, "chat": tiny_generator}, act)
+
+
+def test_what_does_not_fit_is_broken_and_says_what_to_change(tiny_generator: Path, tiny_classifier: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        assert [model.name for model in served.models()] == ["judge"]
+        assert re.search(
+            r"chat needs \d+ MiB .*26 of 26 MiB are free.* with cache_tokens \d+;", served.states()["chat"].why
+        )
+
+    serving({"chat": tiny_generator, "judge": tiny_classifier}, act, memory_mib=26, cache_tokens=100_000)
+
+
+def test_a_model_serves_no_longer_texts_than_its_cache_holds(tiny_generator: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        [model] = served.models()
+        assert model.max_tokens == 112
+        with pytest.raises(BadRequest, match="more than the 112 tokens"):
+            served.submit(model, [Generate("g", (1,), max_tokens=112)])
+
+    serving({"chat": tiny_generator}, act, cache_tokens=100)
+
+
+def test_an_end_while_models_load_breaks_none(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reading that would go on for ever ends with the engine."""
+
+    def endless(*given: Any, progress: Callable[[int, int], None], **named: Any) -> Any:
+        while True:
+            progress(1, 2)
+            time.sleep(0.001)
+
+    async def run() -> None:
+        known = Settings(models={"chat": str(tiny_generator), "next": str(tiny_generator)})
+        engine = Engine(Metrics([]))
+        engine.start()
+        served = Registry(engine, known, told=Metrics([]))
+        loading = asyncio.create_task(served.load_all())
+        while served.states()["chat"].fraction == 0:
+            await asyncio.sleep(0.01)
+        await engine.close(0)
+        with pytest.raises(asyncio.CancelledError):
+            await loading
+        assert "broken" not in {state.phase for state in served.states().values()}
+
+    monkeypatch.setattr(loader.checkpoint, "begin", endless)
+    asyncio.run(run())
+
+
+def test_who_found_a_model_before_it_was_taken_away_is_answered_by_it(tiny_generator: Path) -> None:
+    """Between finding a model and submitting lies the tokenising, with that model's tokenizer."""
+
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        [old] = served.models()
+        change = served.reload("chat", "", 1.0)
+        while served.models()[0] is old:
+            await asyncio.sleep(0.001)
+        [late] = served.submit(old, [Generate("g", (5, 6, 7), max_tokens=4)])
+        assert [event async for event in late][-1] == Done("length", 3, 4)
+        await change.end()
+        with pytest.raises(Unavailable, match="chat was taken away while this was read; send it again"):
+            served.submit(old, [Generate("g", (5, 6, 7), max_tokens=4)])
+
+    serving({"chat": tiny_generator}, act)
+
+
+def test_weights_are_for_models_that_are_served(tiny_generator: Path) -> None:
+    known = Settings(models={"chat": str(tiny_generator)}, weights={"caht": 2})
+    with pytest.raises(SettingsError, match="weights: no model is called 'caht'; there are: chat"):
+        Registry(Engine(Metrics([])), known, told=Metrics([]))
+
+
+def test_weights_reach_the_engine_and_executors_go_through_the_seam(
+    tiny_generator: Path, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added: dict[str, float] = {}
+    seen: list[int] = []
+    real = Engine.add
+
+    def add(engine: Engine, worker: Any, weight: float = 1.0) -> None:
+        added[worker.model] = weight
+        real(engine, worker, weight)
+
+    def executed(executor: Executor) -> Executor:
+        seen.append(executor.block_count)
+        return executor
+
+    async def run() -> None:
+        models = {"chat": str(tiny_generator), "judge": str(tiny_classifier)}
+        engine = Engine(Metrics([]))
+        engine.start()
+        known = Settings(models=models, weights={"chat": 3}, cache_tokens=512)
+        await Registry(engine, known, told=Metrics([]), executed=executed).load_all()
+        await engine.close(0)
+
+    monkeypatch.setattr(Engine, "add", add)
+    asyncio.run(run())
+    assert added == {"chat": 3, "judge": 1}
+    assert seen == [32, 0]
+
+
+def test_metrics_hear_of_ready_models_only(tiny_generator: Path) -> None:
+    async def run() -> dict[str, float]:
+        settings = Settings(models={"chat": str(tiny_generator), "gone": "/nowhere"})
+        metrics = Metrics(settings.models)
+        engine = Engine(metrics)
+        engine.start()
+        try:
+            await Registry(engine, settings, told=metrics).load_all()
+        finally:
+            await engine.close(0)
+        families = text_string_to_metric_families(metrics.page("")[0].decode())
+        ready = next(family for family in families if family.name == "polyhead_model_ready")
+        return {sample.labels["model"]: sample.value for sample in ready.samples}
+
+    assert asyncio.run(run()) == {"chat": 1.0, "gone": 0.0}
+
+
+def test_where_networks_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert placed(Settings()).dtype == torch.float32
+    assert placed(Settings(precision="bfloat16")).dtype == torch.bfloat16
+    with pytest.raises(SettingsError, match="device: cuda is asked for"):
+        placed(Settings(device="cuda"))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert (placed(Settings()).device.type, placed(Settings()).dtype) == ("cuda", torch.bfloat16)
+    assert placed(Settings(device="cpu")).device.type == "cpu"
+
+
+def test_the_machine_is_asked_within_its_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(capacity, "GROUPS", tmp_path)
+    assert machine.free_memory(torch.device("cpu")) == machine.UNKNOWN
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable:   4096 kB\n")
+    assert machine.free_memory(torch.device("cpu")) == 4096 * 1024
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert machine.free_memory(torch.device("cpu")) == 4096 * 1024
+    (tmp_path / "memory.max").write_text("5000\n")
+    assert machine.free_memory(torch.device("cpu")) == 4000
+    (tmp_path / "memory.stat").write_text("anon 300\ninactive_file 700\nactive_file 9\n")
+    assert machine.free_memory(torch.device("cpu")) == 4700  # files that nobody uses go when they must
+    monkeypatch.setattr(machine, "PHYSICAL_CORES", 8)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)  # as the compiled step has it set: that is not the machine
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    assert machine.compute_threads() == 5
+    (tmp_path / "cpu.max").write_text("150000 100000")
+    assert machine.compute_threads() == 2
+
+
+def test_placeholders_name_the_only_model(tiny_classifier: Path, tiny_ranker: Path) -> None:
+    names = ("dummy", "tgi", "tei", "default", "")
+
+    async def alone(served: Registry) -> None:
+        await served.load_all()
+        assert {served.resolve(name, ["classify"]).name for name in names} == {"judge"}
+        with pytest.raises(NotFound, match=r"no model is called 'judge2'; there are: judge$"):
+            served.resolve("judge2", ["classify"])
+
+    async def together(served: Registry) -> None:
+        await served.load_all()
+        for name in names:
+            with pytest.raises(NotFound, match=rf"no model is called '{name}'; there are: judge, ranker$"):
+                served.resolve(name, ["classify"])
+        served.alias("dummy", "ranker")
+        assert served.resolve("dummy", ["rank"]).name == "ranker"
+
+    serving({"judge": tiny_classifier}, alone)
+    serving({"judge": tiny_classifier, "ranker": tiny_ranker}, together)

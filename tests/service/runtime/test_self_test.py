@@ -1,0 +1,401 @@
+"""The self-test of a default precision: its cost is measured, logged, kept, and float32 taken where it is too high."""
+
+import hashlib
+import logging
+import math
+import os
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForSequenceClassification
+
+from polyhead.models import checkpoint
+from polyhead.models.checkpoint import ignore
+from polyhead.models.checkpoint.description import Description
+from polyhead.models.core.errors import CheckpointError
+from polyhead.models.native.native_executor import NativeExecutor
+from polyhead.service.config.settings import Settings
+from polyhead.service.core.errors import Stopped
+from polyhead.service.core.model import Model
+from polyhead.service.runtime import loader
+from polyhead.service.runtime import self_test as fidelity
+from polyhead.service.runtime import self_test_results as cost_files
+from polyhead.service.runtime.placement import placed
+from polyhead.service.runtime.registry import Registry
+from polyhead.service.runtime.self_test import (
+    SelfTest,
+    costs_of,
+    hashes_of,
+    key_of,
+    known_costs,
+    with_known_cost,
+)
+from polyhead.service.runtime.self_test_results import LARGEST, Costs, Hashes
+from tests.service.runtime.test_registry import serving
+from tests.support import zoo
+
+MANY = 1e-9  # nats: no narrow precision costs so little
+
+
+def file_of(folder: Path, name: str = "key biases", kind: str = "Q8_0") -> Path:
+    return zoo.gguf_file(folder / f"{name}-{kind}.gguf", name, kind)
+
+
+def served(source: Path, folder: Path, **settings: Any) -> Model:
+    """What is served of one source."""
+
+    async def act(registry: Registry) -> Model:
+        await registry.load_all()
+        [model] = registry.models()
+        return model
+
+    found: Model = serving({"m": source}, act, model_dir=folder, **settings)
+    return found
+
+
+def lines(caplog: pytest.LogCaptureFixture, name: str) -> list[str]:
+    return [record.getMessage() for record in caplog.records if name in record.name]
+
+
+@pytest.fixture(autouse=True)
+def told(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+@pytest.mark.parametrize(("kind", "precision"), [("Q8_0", "int8"), ("Q4_0", "int4"), ("Q5_0", "int8")])
+def test_the_cost_of_the_default_is_logged(
+    kind: str, precision: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = served(file_of(tmp_path, kind=kind), tmp_path)
+    assert model.dtype == precision
+    [ready] = [line for line in lines(caplog, "loader") if "is ready" in line]
+    assert "nats (KL) from float32's" in ready
+
+
+def test_the_cost_is_what_the_answers_are_apart(tmp_path: Path) -> None:
+    """Measured in two halves, part by part, as with both networks side by side."""
+    source = file_of(tmp_path)
+    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
+    place = placed(settings, what.suited, what.body)
+    test = SelfTest(what, place, settings, what.max_tokens)
+    test.expect(ignore)
+    loaded = checkpoint.load(str(source))
+    head: Any = loaded.head
+    narrow = NativeExecutor(loaded.network, head, precision="int8", block_count=16)
+    wide = NativeExecutor(loaded.network, head, precision="float32", block_count=16)
+    p, q = (
+        torch.cat([executor.step(test._step(text, executor)).double().log_softmax(-1) for text in test._texts])
+        for executor in (wide, narrow)
+    )
+    test.compare(narrow)
+    assert test.cost == pytest.approx(float((p.exp() * (p - q)).sum(-1).mean()), rel=1e-3)
+    assert 0 < test.cost < 0.005
+
+
+def test_a_cost_above_the_bound_means_float32(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = file_of(tmp_path)
+    assert served(source, tmp_path, max_kl=MANY).dtype == "float32"
+    [why] = [line for line in lines(caplog, "loader") if line.startswith("m: float32, since its answers in int8 are")]
+    assert "more than max_kl, which is 1e-09" in why
+
+
+def test_a_cost_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = file_of(tmp_path)
+    assert served(source, tmp_path).dtype == "int8"
+
+    def again(*_: object) -> None:
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr(SelfTest, "_unread", again)
+    assert served(source, tmp_path).dtype == "int8"
+    assert served(source, tmp_path, max_kl=MANY).dtype == "float32"  # planned so from the start
+    what = checkpoint.describe(str(source))
+    assert with_known_cost(what, Settings(model_dir=tmp_path, max_kl=MANY)).suited.precision == "float32"
+    assert with_known_cost(what, Settings(model_dir=tmp_path)).suited.precision == "int8"
+
+
+@pytest.mark.parametrize("tokens", [16, 32, 48])
+def test_a_small_cache_gets_short_texts(tokens: int, tmp_path: Path) -> None:
+    """No text is longer than the cache, and no block is named that is not there."""
+    source = file_of(tmp_path)
+    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
+    test = SelfTest(what, placed(settings, what.suited, what.body), settings, tokens)
+    loaded = checkpoint.load(str(source))
+    head: Any = loaded.head
+    executor = NativeExecutor(loaded.network, head, precision="int8", block_count=tokens // 16)
+    steps = [test._step(text, executor) for text in test._texts]
+    assert steps
+    assert max(block for rows in steps for block in rows.tables[0]) < executor.block_count
+    test.expect(ignore)
+    test.compare(executor)
+    assert test.cost is not None
+    assert served(source, tmp_path, cache_tokens=max(tokens, 32)).dtype == "int8"
+
+
+def test_a_precision_that_is_asked_for_stays(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = served(file_of(tmp_path), tmp_path, max_kl=MANY, precision="int8")
+    assert model.dtype == "int8"
+    assert any("nats (KL) from float32's" in line for line in lines(caplog, "loader"))
+
+
+def test_without_room_for_float32_the_default_stays_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = file_of(tmp_path)
+    real = loader.Loader._load
+
+    async def crowded(self: Any, loading: Any, described: Any, *rest: Any, **more: Any) -> Any:
+        if described.sized.suited.precision == "float32":
+            raise loader.NoRoom("no room")
+        return await real(self, loading, described, *rest, **more)
+
+    monkeypatch.setattr(loader.Loader, "_load", crowded)
+    assert served(source, tmp_path, max_kl=MANY).dtype == "int8"
+    assert served(source, tmp_path, max_kl=MANY).dtype == "int8"  # the cost is known from the start
+    warnings = [line for line in lines(caplog, "loader") if "float32 has no room" in line]
+    assert len(warnings) == 2
+    assert all("its answers in int8 are" in warning for warning in warnings)
+
+
+def test_the_states_of_an_encoder_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    assert served(file_of(tmp_path, "bert"), tmp_path).dtype == "int8"
+    assert any("(1 - cosine) from float32's" in line for line in lines(caplog, "loader"))
+
+
+def test_what_is_no_number_costs_too_much(tmp_path: Path) -> None:
+    source = file_of(tmp_path)
+    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
+    test = SelfTest(what, placed(settings, what.suited, what.body), settings, what.max_tokens)
+    test.expect(ignore)
+
+    class Broken:
+        block_size = 16
+
+        def step(self, rows: Any) -> torch.Tensor:
+            return torch.full((len(rows.wanted), what.config.vocab_size), math.nan)
+
+    test.compare(Broken())  # type: ignore[arg-type]
+    assert test.cost == math.inf
+
+
+def unstopped() -> None:
+    """Nothing ends the load."""
+
+
+def name_of(what: Description, folder: Path) -> str:
+    """The hash that its costs are kept under."""
+    return costs_of(what, Hashes(folder), unstopped).weights
+
+
+def test_a_merged_adapter_changes_the_fingerprint(tiny_classifier: Path, tmp_path: Path) -> None:
+    folders = []
+    for number, alpha in enumerate((8, 8, 16)):
+        config = LoraConfig(task_type="SEQ_CLS", r=4, lora_alpha=alpha, init_lora_weights=False)
+        torch.manual_seed(min(number, 1))
+        base = AutoModelForSequenceClassification.from_pretrained(tiny_classifier)
+        get_peft_model(base, config).save_pretrained(tmp_path / str(number))
+        folders.append(f"{tiny_classifier}+{tmp_path / str(number)}")
+    found = {name_of(checkpoint.describe(source), tmp_path) for source in (str(tiny_classifier), *folders)}
+    assert len(found) == 4
+
+
+def test_other_weights_have_another_fingerprint(tmp_path: Path) -> None:
+    one, other = (checkpoint.describe(str(file_of(tmp_path, name))) for name in ("key biases", "plain"))
+    same = checkpoint.describe(str(file_of(tmp_path / "..", "key biases")))
+    assert name_of(one, tmp_path) == name_of(same, tmp_path) != name_of(other, tmp_path)
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """Bytes as of weights."""
+    file = tmp_path / "large.bin"
+    file.write_bytes(random.Random(0).randbytes(5 << 20))
+    return file
+
+
+def changed(file: Path, place: int) -> None:
+    """One bit of it, at a later time; its length and its time of modification stay."""
+    before = file.stat()
+    with file.open("r+b") as out:
+        out.seek(place)
+        [byte] = out.read(1)
+        while file.stat().st_ctime_ns == before.st_ctime_ns:  # the clock of a file system may tick seldom
+            out.seek(place)
+            out.write(bytes([byte ^ 1]))
+            out.flush()
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+@pytest.mark.parametrize("place", [0, 100_000, 1_234_567, (5 << 20) - 70_000, (5 << 20) - 1])
+def test_every_byte_of_every_file_counts(place: int, large: Path, tmp_path: Path) -> None:
+    """A copy that was changed anywhere shares no cost with what it was copied from."""
+    what = checkpoint.describe(str(file_of(tmp_path)))
+    crafted = tmp_path / "crafted.bin"
+    crafted.write_bytes(large.read_bytes())
+    one, other = (
+        replace(what, entries={name: replace(entry, file=file) for name, entry in what.entries.items()})
+        for file in (large, crafted)
+    )
+    costs = costs_of(one, Hashes(tmp_path / "kept"), unstopped)
+    assert costs_of(other, Hashes(tmp_path / "kept"), unstopped) == costs
+    costs.keep("key", 0.25)
+    changed(crafted, place)
+    assert costs_of(other, Hashes(tmp_path / "kept"), unstopped).find("key") is None
+    assert costs_of(one, Hashes(tmp_path / "kept"), unstopped).find("key") == 0.25
+
+
+def test_every_shard_counts(large: Path, tmp_path: Path) -> None:
+    what, shard = checkpoint.describe(str(file_of(tmp_path))), tmp_path / "shard.bin"
+    shard.write_bytes(large.read_bytes())
+    files = [large, shard] * len(what.entries)
+    entries = zip(what.entries.items(), files, strict=False)
+    two = replace(what, entries={name: replace(entry, file=file) for (name, entry), file in entries})
+    before = name_of(two, tmp_path / "kept")
+    changed(shard, 1_234_567)
+    assert name_of(two, tmp_path / "kept") != before
+
+
+def test_what_the_weights_are_tested_with_counts(tiny_classifier: Path, tmp_path: Path) -> None:
+    """The same weights beside another vocabulary, or with another output, have a cost of their own."""
+    what, other = checkpoint.describe(str(file_of(tmp_path))), checkpoint.describe(str(tiny_classifier))
+    tied = replace(what, head=replace(what.head, spare=("head.output.weight", "more")))
+    assert len({name_of(each, tmp_path) for each in (what, replace(what, tokenizer=other.tokenizer), tied)}) == 3
+
+
+def test_a_file_is_hashed_once_wherever_it_lies(large: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hashes = Hashes(tmp_path / "kept")
+    assert hashes.known(large) == ""
+    found = hashes.of(large, unstopped)
+    assert found == hashlib.sha256(large.read_bytes()).hexdigest()
+    other = large.rename(tmp_path / "other.bin")  # changes its times on some file systems
+    hashes.of(other, unstopped)
+
+    def again(_: Path) -> None:
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr(cost_files, "opened", again)
+    assert Hashes(tmp_path / "kept").of(other, unstopped) == Hashes(tmp_path / "kept").known(other) == found
+
+
+def test_a_file_that_was_changed_or_replaced_is_hashed_again(large: Path, tmp_path: Path) -> None:
+    hashes = Hashes(tmp_path / "kept")
+    found = hashes.of(large, unstopped)
+    changed(large, 1_234_567)
+    assert hashes.known(large) == ""
+    assert hashes.of(large, unstopped) != found
+    times = large.stat()
+    other = tmp_path / "other.bin"
+    other.write_bytes(bytes(times.st_size))
+    os.utime(other, ns=(times.st_atime_ns, times.st_mtime_ns))
+    other.replace(large)
+    assert hashes.known(large) == ""
+
+
+def test_a_hash_of_what_changes_meanwhile_is_not_kept(large: Path, tmp_path: Path) -> None:
+    pieces = iter(range(9))
+    hashes = Hashes(tmp_path / "kept")
+    hashes.of(large, lambda: changed(large, 7) if next(pieces) == 2 else None)
+    assert hashes.known(large) == ""
+    assert not (tmp_path / "kept").exists()
+
+
+def test_what_cannot_be_hashed_is_said_and_a_load_that_is_ended_stops(large: Path, tmp_path: Path) -> None:
+    calls = []
+
+    def stop() -> None:
+        calls.append(1)
+        raise Stopped("the load was ended")
+
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        Hashes(tmp_path).of(tmp_path / "nothing", unstopped)
+    with pytest.raises(CheckpointError, match="no regular file"):
+        Hashes(tmp_path).of(tmp_path, unstopped)
+    with pytest.raises(Stopped):
+        Hashes(tmp_path).of(large, stop)
+    assert len(calls) == 1
+
+
+def test_a_cost_of_weights_that_changed_meanwhile_is_not_kept(tmp_path: Path) -> None:
+    """What was hashed is not what was measured."""
+    source = file_of(tmp_path)
+    what, settings = checkpoint.describe(str(source)), Settings(model_dir=tmp_path)
+    place = placed(settings, what.suited, what.body)
+    test = SelfTest(what, place, settings, what.max_tokens)
+    test.expect(ignore)
+    loaded = checkpoint.load(str(source))
+    head: Any = loaded.head
+    executor = NativeExecutor(loaded.network, head, precision="int8", block_count=16)
+    changed(source, source.stat().st_size - 1)
+    test.compare(executor)
+    assert test.cost is not None
+    assert known_costs(what, hashes_of(settings)) is None
+    assert [path for path in (tmp_path / "fidelity").iterdir() if b"sha256" not in path.read_bytes()] == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"[]", b"{", b'{"sha256": 1}', b'{"sha256": "ABC"}', b'{"sha256": "../../' + b"0" * 58 + b'"}']
+)
+def test_a_kept_hash_that_is_not_ours_is_made_again(content: bytes, large: Path, tmp_path: Path) -> None:
+    hashes = Hashes(tmp_path / "kept")
+    found = hashes.of(large, unstopped)
+    [record] = (tmp_path / "kept").iterdir()
+    record.write_bytes(content)
+    assert hashes.known(large) == ""
+    assert hashes.of(large, unstopped) == hashes.known(large) == found
+
+
+def test_what_is_no_file_is_not_read_back(tmp_path: Path) -> None:
+    """Nothing hangs on a pipe, and nothing is read through a link that leads elsewhere."""
+    secret = tmp_path / "elsewhere" / "secret.json"
+    secret.parent.mkdir()
+    secret.write_bytes(b'{"key": 0.5}')
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    os.mkfifo(folder / "pipe.json")
+    (folder / "link.json").symlink_to(secret)
+    (folder / "folder.json").mkdir()
+    (folder / "zero.json").symlink_to("/dev/zero")
+    for name in ("pipe", "link", "folder", "zero"):
+        assert Costs(folder, name).find("key") is None
+    Costs(folder, "link").keep("key", 0.25)
+    assert (Costs(folder, "link").find("key"), secret.read_bytes()) == (0.25, b'{"key": 0.5}')
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"key": "many"}',
+        b'{"key": {}}',
+        b'{"key": NaN}',
+        b"[" * LARGEST,
+        b'{"key": 0.5, "more": "' + b" " * LARGEST + b'"}',
+    ],
+)
+def test_a_file_of_costs_that_is_not_ours_is_measured_again(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "abc.json").write_bytes(content)
+    costs = Costs(tmp_path, "abc")
+    assert costs.find("key") is None
+    costs.keep("key", 0.25)
+    assert costs.find("key") == 0.25
+
+
+def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    Costs(tmp_path / "file", "abc").keep("key", 0.25)
+    assert any("is not kept" in line for line in lines(caplog, "fidelity"))
+
+
+def test_a_cost_belongs_to_kernels_and_instructions() -> None:
+    place = placed(Settings(precision="int8"))
+    assert place.instructions in key_of(place)
+    assert len(key_of(place).split()[-1]) == 64
+    assert fidelity.is_tested(place)
+    assert not fidelity.is_tested(placed(Settings(precision="float32")))

@@ -1,0 +1,216 @@
+"""Stand-ins for networks that make every mistake of the engine visible, and an observer that keeps all it is told."""
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from polyhead.models.executors.contract import Rows
+from polyhead.service.core.request import (
+    Done,
+    Event,
+    Failed,
+    Generate,
+    Request,
+    Sampling,
+    Token,
+)
+from polyhead.service.engine.worker import (
+    Course,
+    Ended,
+    StepReport,
+    Worker,
+)
+
+WORDS = 23
+GREEDY = Sampling(temperature=0)
+
+
+def logits_after(tokens: Sequence[int], words: int = WORDS) -> list[float]:
+    """The logits of a pretended network: a pure function of all tokens so far."""
+    choice = random.Random(repr(tuple(tokens)))
+    return [choice.uniform(-4, 4) for _ in range(words)]
+
+
+def greedy(prompt: Sequence[int], count: int, stop: frozenset[int] = frozenset()) -> list[int]:
+    """What the pretended network says after `prompt`, a stop token not included."""
+    tokens = list(prompt)
+    for _ in range(count):
+        logits = logits_after(tokens)
+        token = logits.index(max(logits))
+        if token in stop:
+            break
+        tokens.append(token)
+    return tokens[len(prompt) :]
+
+
+class FakeGenerator:
+    """Keeps tokens for keys and values, and answers from what it reads back out of the blocks.
+
+    `poison` names tokens: rows that end in one get NaN.  `poisoned` names blocks that are said to hold NaN.
+    `explode` raises while it returns True.
+    """
+
+    likeliest = None
+
+    def __init__(self, block_count: int = 64, block_size: int = 4) -> None:
+        self.block_count, self.block_size = block_count, block_size
+        self.cache: dict[int, tuple[int, int]] = {}
+        self.poison: set[int] = set()
+        self.poisoned: set[int] = set()
+        self.explode: Callable[[Rows], bool] = lambda rows: False
+        self.seen: list[Rows] = []
+
+    def step(self, rows: Rows) -> Tensor:
+        self.seen.append(rows)
+        if self.explode(rows):
+            raise RuntimeError("the device is on fire")
+        wanted = []
+        for number, table in enumerate(rows.tables):
+            start, end = rows.starts[number], rows.starts[number + 1]
+            assert len(table) == -(-(rows.positions[end - 1] + 1) // self.block_size)
+            for row in range(start, end):
+                self.cache[self.slot(table, rows.positions[row])] = rows.positions[row], rows.tokens[row]
+            asked = [row for row in rows.wanted if start <= row < end]
+            wanted += [self.answer(table, rows.positions[row] + 1) for row in asked]
+        return torch.tensor(wanted).view(len(wanted), WORDS)
+
+    def answer(self, table: list[int], length: int) -> list[float]:
+        entries = [self.cache[self.slot(table, position)] for position in range(length)]
+        assert [position for position, _ in entries] == list(range(length)), "foreign block"
+        tokens = [token for _, token in entries]
+        return [float("nan")] * WORDS if tokens[-1] in self.poison else logits_after(tokens)
+
+    def copy(self, blocks: Sequence[tuple[int, int]]) -> None:
+        size = self.block_size
+        for source, target in blocks:
+            for offset in range(size):
+                self.cache.pop(target * size + offset, None)
+                if source * size + offset in self.cache:
+                    self.cache[target * size + offset] = self.cache[source * size + offset]
+
+    def slot(self, table: list[int], position: int) -> int:
+        return table[position // self.block_size] * self.block_size + position % self.block_size
+
+    def padding(self, rows: Rows) -> int:
+        return len(rows.tables)
+
+
+class FakeEncoder:
+    """States of three features: the token, its position and its segment.  `cursed` tokens make a step raise."""
+
+    block_count = block_size = 0
+    likeliest = None
+
+    def __init__(self) -> None:
+        self.explode = False
+        self.cursed: set[int] = set()
+        self.poisoned: set[int] = set()
+        self.seen: list[Rows] = []
+
+    def step(self, rows: Rows) -> Tensor:
+        self.seen.append(rows)
+        if self.explode or self.cursed & set(rows.tokens):
+            raise RuntimeError("the device is on fire")
+        segments = rows.segments or [0] * len(rows.tokens)
+        return torch.tensor([rows.tokens, rows.positions, segments], dtype=torch.float32).T[rows.wanted]
+
+    def padding(self, rows: Rows) -> int:
+        return 0
+
+
+class FakeHead:
+    """Sums of a text's tokens, positions and segments; closing divides by their length, as an embedding's would.
+
+    A token 13 makes its text infinite.
+    """
+
+    def wanted(self, starts: list[int]) -> tuple[list[int], list[int]]:
+        return list(range(starts[-1])), starts
+
+    def __call__(self, states: Tensor, starts: list[int]) -> Tensor:
+        rows = [states[start:end].sum(dim=0) for start, end in itertools.pairwise(starts)]
+        cursed = [bool((states[start:end, 0] == 13).any()) for start, end in itertools.pairwise(starts)]
+        return torch.stack([row * float("inf") if bad else row for row, bad in zip(rows, cursed, strict=True)])
+
+    def close(self, raw: Tensor) -> Tensor:
+        return raw / raw.norm(dim=-1, keepdim=True)
+
+
+@dataclass(eq=False)
+class Ask:
+    """A ticket for tests of workers: keeps what it receives."""
+
+    request: Request
+    submitted: float = 0.0
+    events: list[Event] = field(default_factory=list)
+    course: Course = field(default_factory=Course)
+
+    def receive(self, event: Event) -> None:
+        assert not self.ended, "an event after the end"
+        self.events.append(event)
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.events) and isinstance(self.events[-1], Done | Failed)
+
+    @property
+    def tokens(self) -> list[int]:
+        return [event.id for event in self.events if isinstance(event, Token)]
+
+
+def ask(worker: Worker, *requests: Request) -> list[Ask]:
+    tickets = [Ask(request) for request in requests]
+    for ticket in tickets:
+        worker.refuse(ticket.request)
+        worker.submit(ticket)
+    return tickets
+
+
+def turn(worker: Worker) -> StepReport:
+    step = worker.step()
+    for ticket, event in step.answers:
+        ticket.receive(event)
+    return step.report
+
+
+def finish(worker: Worker) -> list[StepReport]:
+    reports = []
+    while worker.busy:
+        reports.append(turn(worker))
+    worker.check()
+    return reports
+
+
+def generate(prompt: Sequence[int], max_tokens: int = 8, **options: object) -> Generate:
+    options.setdefault("sampling", GREEDY)
+    return Generate("test", tuple(prompt), max_tokens, **options)  # type: ignore[arg-type]
+
+
+@dataclass
+class Notes:
+    """An observer."""
+
+    steps: list[StepReport] = field(default_factory=list)
+    ends: list[Ended] = field(default_factory=list)
+    rests: list[str] = field(default_factory=list)
+
+    def step(self, report: StepReport) -> None:
+        asyncio.get_running_loop()  # raises anywhere but on the event loop thread
+        self.steps.append(report)
+
+    def ended(self, ended: Ended) -> None:
+        asyncio.get_running_loop()
+        self.ends.append(ended)
+
+    def rested(self, model: str, task: str) -> None:
+        asyncio.get_running_loop()
+        self.rests.append(model)
+
+    @property
+    def outcomes(self) -> list[str]:
+        return [end.outcome for end in self.ends]

@@ -1,0 +1,93 @@
+"""A page on which everything has happened once, for tests that read pages: a generator, its adapter, a classifier."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from polyhead.service.core.request import Task, Terms
+from polyhead.service.engine.worker import Ended, StepReport
+from polyhead.service.metrics import Metrics
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+
+
+@dataclass(frozen=True)
+class Known:
+    name: str = "chat"
+    task: Task = "generate"
+    family: str = "llama"
+    dtype: str = "float32"
+    executor: str = "torch"
+
+
+@dataclass(frozen=True)
+class Few:
+    waiting: int
+    running: int
+
+
+class Busy:
+    """An engine with something to do."""
+
+    tokens = 70
+
+    def __init__(self) -> None:
+        self.open: dict[tuple[str, Task], Few] = {("chat", "generate"): Few(5, 2)}
+
+    def stalled(self) -> float:
+        return 1.5
+
+    def counts(self) -> dict[tuple[str, Task], Few]:
+        return self.open
+
+
+def report(**changes: Any) -> StepReport:
+    known: dict[str, Any] = {
+        "model": "chat",
+        "task": "generate",
+        "sequences": 3,
+        "tokens": 40,
+        "padding": 2,
+        "forward_s": 0.25,
+        "sample_s": 0.0625,
+        "running": 3,
+        "waiting": 1,
+        "blocks_total": 64,
+        "blocks_used": 16,
+        "preemptions": 1,
+        "cached_tokens": 16,
+        "drafted": 6,
+        "accepted": 4,
+        "queue_s": [0.5],
+        "first_token_s": [(0.5, ""), (0.25, TRACE)],
+        "inter_token_s": [0.125],
+    }
+    return StepReport(**(known | changes))
+
+
+def ended(outcome: str, **changes: Any) -> Ended:
+    known: dict[str, Any] = {"model": "chat", "task": "generate", "seconds": 2.0, "prompt_tokens": 7}
+    return Ended(outcome=outcome, **({"completion_tokens": 5} | known | changes))  # type: ignore[arg-type]
+
+
+def eventful(*, vllm: bool = False) -> Metrics:
+    metrics = Metrics(["chat", "chat:dressed", "judge"], ["alice"], vllm=vllm)
+    for model in (Known(), Known("chat:dressed"), Known("judge", "classify", "bert")):
+        metrics.loaded(model)
+    metrics.watch_engine(Busy())
+    metrics.watch_in_flight(lambda: 3)
+    metrics.watch_drain(lambda: 1.5, 30)
+    metrics.received("chat", "generate", 4)
+    metrics.tokenised("chat", "generate", 0.001)
+    metrics.step(report())
+    metrics.step(report(model="judge", task="classify"))
+    metrics.ended(ended("done", finish="length", terms=Terms("alice", trace=TRACE)))
+    metrics.ended(ended("done", finish="stop", completion_tokens=3))
+    metrics.ended(ended("failed", reason="step_failed"))
+    metrics.ended(ended("expired", reason="expired", completion_tokens=0))
+    metrics.ended(ended("aborted", model="chat:dressed"))
+    metrics.ended(ended("done", model="judge", task="classify", finish="encoded", completion_tokens=0))
+    metrics.missed("rejected", "overloaded")
+    metrics.missed("expired", "expired", "chat", "generate")
+    metrics.answered("POST", "/v1/completions", 429, "alice")
+    metrics.cut()
+    return metrics

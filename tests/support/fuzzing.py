@@ -1,0 +1,332 @@
+"""Random work for the compiled step, under sanitizers: `python tests/support/fuzzing.py FOLDER NAME SECONDS FIRST
+ROUNDS`.
+
+ROUNDS of them from number FIRST on, and more until the time is over.  A round makes one network, of a random shape or
+one of the tests' own, with random or outlying weights in one of the formats, and takes it through steps: valid rows,
+valid rows of which some numbers were replaced before or behind the check in Python, copies of cache blocks, and drawn
+tokens.  Its number says all of it, and is written before it begins: `FOLDER NAME 0 NUMBER 1` runs that one again.
+
+Between other steps the same text is computed again, and must have the same bits.
+"""
+
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from polyhead.models.checkpoint.description import unsound
+from polyhead.models.core.errors import RowsError
+from polyhead.models.executors.bounds import MOST, Arrays, Bounds
+from polyhead.models.executors.contract import Rows
+from polyhead.models.native import library
+from polyhead.models.native.packed_network import unfit
+from polyhead.models.network.heads import LanguageHead
+from polyhead.models.network.model_config import ModelConfig
+from polyhead.models.network.transformer import Transformer
+from polyhead.service.core.request import Sampling
+from polyhead.service.engine.native_sampling import Compiled
+from polyhead.service.engine.sampler import Ask
+from tests.models.executors.test_bounds import HUGE, disturbed
+from tests.models.native.test_step import (
+    ENCODERS,
+    GENERATORS,
+    head,
+    network,
+    rows_of,
+)
+from tests.support import zoo
+from tests.support.sanitized import (
+    Exact,
+    adapters,
+    exactly,
+    narrow,
+)
+
+BLOCK = 16  # tokens
+STEPS = 24  # of a round
+SIZES = (1, 1, 1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 127, 128, 129, 200, 257, 300)  # tokens of a chunk
+WIDTHS = (1, 2, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 128, 130)
+ODD_NUMBERS = (-HUGE, -MOST, -17, -1, 0, 1, 2, 15, 16, 17, 31, 39, 40, 63, 64, 77, 90, 255, 256, HUGE, MOST - 1)
+WINDOWS = (0, 0, 0, 1, 2, 15, 16, 17, 100, 2**30, MOST - 2, MOST - 1)
+OUTLIERS = (0.0, -0.0, 1e-45, 1e-38, -1e20, 3e38, -3e38, float("inf"), float("-inf"), float("nan"))
+KINDS = (("float32", 0.0, 0), ("int8", 0.0, 0), ("int4", 0.0, 16), ("int4", -3.5, 16), ("int8", -3.5, 32))
+COUNTS: Counter[str] = Counter()
+
+
+def drawn_config(choice: random.Random) -> ModelConfig:
+    """Any shape that a checkpoint may describe."""
+    kv_heads, causal = choice.choice((1, 1, 2, 3)), choice.random() < 0.6
+    rotary, depth, window = choice.random() < 0.6, choice.randint(1, 3), choice.choice(WINDOWS)
+    flag = lambda: choice.random() < 0.5  # noqa: E731
+    return ModelConfig(
+        vocab_size=choice.choice((1, 2, *WIDTHS, 257)),
+        width=choice.choice(WIDTHS),
+        depth=depth,
+        heads=kv_heads * choice.choice((1, 1, 2, 3, 5, 7, 14)),
+        kv_heads=kv_heads,
+        head_width=choice.choice((2, 4, 10, 16, 32, 64, 80, 128, 256) if rotary else (1, 3, 8, 16, 33, 64, 100)),
+        mlp_width=choice.choice(WIDTHS),
+        max_positions=choice.choice((1, 16, 40, 300, 600)),
+        causal=causal,
+        position="rotary" if rotary else "learned",
+        position_offset=0 if rotary else choice.choice((0, 0, 2, 5)),
+        window=window,
+        windowed=tuple(flag() for _ in range(depth)) if window and flag() else (),
+        window_rope_base=1000.0 if rotary and window and flag() else 0.0,
+        norm=choice.choice(("layer", "rms")),
+        norm_eps=choice.choice((1e-5, 1e-12, 0.0, 1.0)),
+        norm_bias=flag(),
+        norm_order=choice.choice(("pre", "post", "sandwich")),
+        opening_norm=flag(),
+        embedding_norm=flag(),
+        embedding_scale=choice.choice((1.0, 7.0, 0.0)),
+        query_key_norm=flag(),
+        score_scale=choice.choice((0.0, 0.3)),
+        activation=choice.choice(("gelu", "gelu_tanh", "silu", "relu")),
+        gated_mlp=flag(),
+        qkv_bias=flag(),
+        output_bias=flag(),
+        mlp_bias=flag(),
+        segments=choice.choice((0, 0, 1, 2, 5)),
+    )
+
+
+def made_network(choice: random.Random) -> tuple[Transformer, LanguageHead | None]:
+    """A random shape, a shape of the tests, or one of the zoo with its outliers."""
+    source = choice.random()
+    if source < 0.15:
+        grown = zoo.grown(choice.choice([*zoo.GENERATORS, *zoo.ENCODERS]))
+        return grown.network, grown.head
+    config = drawn_config(choice) if source < 0.8 else choice.choice([*GENERATORS.values(), *ENCODERS.values()])
+    assert not unfit(config)
+    assert not [*unsound(config)]
+    net = network(config)
+    return net, head(config) if config.causal and choice.random() < 0.9 else None
+
+
+def spoil(net: nn.Module, choice: random.Random) -> None:
+    """Some weights become outliers, or no numbers."""
+    for parameter in choice.sample([*net.parameters()], 2):
+        flat = parameter.data.reshape(-1)
+        for _ in range(3):
+            flat[choice.randrange(len(flat))] = choice.choice(OUTLIERS)
+
+
+class Replacing(Bounds):
+    """Lets valid rows through with numbers replaced: what the compiled step itself must refuse."""
+
+    choice: random.Random | None = None  # None: nothing is replaced
+
+    def check(self, rows: Rows, attached: Any) -> Arrays:
+        arrays = super().check(rows, attached)
+        if self.choice is None:
+            return arrays
+        names = [f.name for f in fields(arrays) if f.name != "table_starts"]  # of which the step cannot see the length
+        lists = {name: values for name in names if (values := getattr(arrays, name)) is not None and values.size}
+        changed = {name: lists[name].copy() for name in self.choice.sample(sorted(lists), min(2, len(lists)))}
+        for values in changed.values():
+            values[self.choice.randrange(len(values))] = self.choice.choice(ODD_NUMBERS)
+        return replace(arrays, **changed)
+
+
+@dataclass
+class Round:
+    """One network and what is done with it."""
+
+    choice: random.Random
+    config: ModelConfig
+    executor: Any
+    numbers: list[int]  # of its adapters
+    blocks: int
+    again: Rows | None = None
+    expected: Tensor | None = None
+
+    @classmethod
+    def made(cls, number: int, instructions: str) -> "Round":
+        choice = random.Random(number)
+        torch.manual_seed(number)
+        net, last = made_network(choice)
+        config = net.config
+        precision, least, steps = choice.choice(KINDS)
+        narrowest = min(config.width, config.mlp_width, config.heads * config.head_width)
+        if steps and narrowest > 1 and choice.random() < 0.7:
+            for module in (net, last) if last else (net,):
+                module.load_state_dict({name: value.clone() for name, value in module.state_dict().items()})
+                narrow(module, least, steps)
+        elif choice.random() < 0.2:
+            spoil(net, choice)
+        blocks = choice.choice((1, 3, 15, 16, 17, 40)) if config.causal and choice.random() < 0.9 else 0
+        threads = choice.choice((1,) * 6 + (2, 3))
+        sys.stderr.write(f"round {number}: {precision}, {blocks} blocks, {threads} threads, {config}\n")
+        executor = Exact(net, last, precision=precision, block_count=blocks, threads=threads, instructions=instructions)
+        executor._bounds = Replacing(**vars(executor._bounds))
+        numbers = adapters(config, executor) if choice.random() < 0.4 else [0]
+        return cls(choice, config, executor, numbers, blocks)
+
+    def valid(self) -> Rows:
+        """Sequences of random lengths; with a cache some go on behind blocks that they share with others."""
+        choice, parts = self.choice, []
+        free = choice.sample(range(self.blocks), self.blocks)
+        kept = free[: len(free) // 3]  # read, and not written to
+        del free[: len(free) // 3]
+        most = self.config.max_positions if self.config.position == "learned" else 600
+        for _ in range(choice.choice((1, 1, 2, 3, 7))):
+            size, shared = min(choice.choice(SIZES), most), []
+            if self.blocks:
+                shared = choice.sample(kept, choice.randint(0, min(len(kept), (most - 1) // BLOCK)))
+                own = choice.randint(0, BLOCK - 1)  # positions before the first, in a block that it writes to
+                first = min(len(shared) * BLOCK + own, most - 1)
+                size = min(size, most - first, len(shared) * BLOCK + len(free) * BLOCK - first)
+                if size < 1:
+                    break
+                count = -(-(first + size) // BLOCK) - len(shared)
+                table = shared + [free.pop() for _ in range(count)]
+                table += free[: choice.choice((0, 0, 1))]  # of which it has no token yet
+            else:
+                first, table = 0, []
+            parts.append((self.tokens(size), first, table))
+        parts = parts or [(self.tokens(1), 0, [0] if self.blocks else [])]
+        return self.dressed(rows_of(parts, last_only=choice.random() < 0.5))
+
+    def dressed(self, rows: Rows) -> Rows:
+        """With segments, adapters and rows that are wanted."""
+        choice, count = self.choice, len(rows.tokens)
+        if self.config.segments and choice.random() < 0.7:
+            rows = replace(rows, segments=[choice.randrange(self.config.segments) for _ in range(count)])
+        if len(self.numbers) > 1 and choice.random() < 0.7:
+            rows = replace(rows, adapters=[choice.choice(self.numbers) for _ in rows.tables])
+        if choice.random() < 0.3:
+            rows = replace(rows, wanted=sorted(choice.sample(range(count), choice.randint(0, count))))
+        return rows
+
+    def tokens(self, count: int) -> list[int]:
+        most = self.config.vocab_size - 1
+        return [self.choice.choice((0, most, self.choice.randint(0, most))) for _ in range(count)]
+
+    def run(self) -> None:
+        self.again = self.valid()
+        self.expected = self.executor.step(self.again).clone() if self.fresh(self.again) else None
+        for _ in range(STEPS):
+            self.choice.choices(ACTIONS, WEIGHTS)[0](self)
+        self.repeat()
+
+    def fresh(self, rows: Rows) -> bool:
+        """Whether it does not depend on what the cache holds."""
+        return not any(rows.positions[start] for start in rows.starts[:-1])
+
+    def step(self) -> None:
+        """Valid rows: answered."""
+        rows = self.valid()
+        if len(rows.wanted) == len(rows.tokens) and self.choice.random() < 0.5:
+            self.executor.step_with_states(rows)
+        else:
+            self.executor.step(rows)
+        COUNTS["answered"] += 1
+
+    def refusal(self, rows: Rows) -> str:
+        """Why rows are refused; empty if they are answered."""
+        try:
+            self.executor.step(rows)
+        except RowsError as error:
+            return str(error)
+        return ""
+
+    def disturb(self) -> None:
+        """Rows with other numbers or lengths: answered, or refused in Python."""
+        rows = disturbed(self.valid(), self.choice)
+        refusal = self.refusal(rows)
+        assert "the compiled step" not in refusal, "Python and C++ check alike"
+        COUNTS["refused in Python" if refusal else "answered"] += 1
+
+    def replace(self) -> None:
+        """Other numbers behind the check in Python: answered, or refused by the step."""
+        bounds = self.executor._bounds
+        object.__setattr__(bounds, "choice", self.choice)
+        refusal = self.refusal(self.valid())
+        object.__setattr__(bounds, "choice", None)
+        assert not refusal or "the compiled step refuses" in refusal, refusal
+        COUNTS["refused by the step" if refusal else "answered"] += 1
+
+    def copy(self) -> None:
+        """Blocks of the cache, some of which are not there."""
+        numbers = (*range(self.blocks), -1, self.blocks, HUGE)
+        pairs = [(self.choice.choice(numbers), self.choice.choice(numbers)) for _ in range(self.choice.randint(0, 3))]
+        try:
+            self.executor.copy(pairs)
+        except RowsError:
+            assert any(not 0 <= number < self.blocks for pair in pairs for number in pair)
+
+    def repeat(self) -> None:
+        """The first rows again."""
+        if self.expected is not None and self.again is not None:
+            found = self.executor.step(self.again)
+            assert np.array_equal(found.numpy(), self.expected.numpy(), equal_nan=True), "the same bits as before"
+            COUNTS["repeated"] += 1
+
+
+ACTIONS: list[Callable[[Round], None]] = [Round.step, Round.disturb, Round.replace, Round.copy, Round.repeat]
+WEIGHTS = (10, 4, 6, 1, 1)
+
+
+def draw(number: int, instructions: str) -> None:
+    """Tokens by random settings from rows of finite numbers, of any size."""
+    choice = random.Random(number)
+    words = choice.choice((1, 2, 31, 32, 33, 64, 257, 1000))
+    logits = torch.randn(5, words) * choice.choice((0.0, 1.0, 1e-30, 1e30, 1e37))
+    edges = (0, 1, 2, words - 1, words, words + 1, MOST - 1)
+    asks = []
+    for row in range(5):
+        sampling = Sampling(
+            temperature=choice.choice((0.0, 1e-30, 0.7, 1.0, 1e30)),
+            top_k=choice.choice(edges),
+            top_p=choice.choice((1.0, 0.5, 1e-30)),
+            min_p=choice.choice((0.0, 0.5, 1.0)),
+            typical_p=choice.choice((1.0, 0.5, 1e-30)),
+        )
+        bits: NDArray[Any] | None = None
+        if choice.random() < 0.4:
+            bits = np.array([choice.choice((0, -1, -MOST, 5)) for _ in range(-(-words // 32))], np.int32)
+        uniform = choice.choice((0.0, 1 - 2**-53, choice.random()))
+        asks.append(Ask(row, sampling, uniform, None, bits, choice.choice((-1, *edges[:-1]))))
+    for token, _ in Compiled(instructions, choice.choice((1, 2))).draw(logits, asks):
+        assert -1 <= token < words
+    COUNTS["drawn"] += len(asks)
+
+
+def decode(number: int, instructions: str) -> None:
+    """Blocks of GGUF files with any bytes."""
+    choice = random.Random(number)
+    kind, count = choice.randrange(3), choice.choice((1, 2, 7, 100))
+    raw = np.frombuffer(choice.randbytes(count * (18, 20, 34)[kind]), np.uint8).copy()
+    out = np.empty(count * 32, np.float32)
+    library.library(instructions).polyhead_decode(kind, raw.ctypes.data, count, out.ctypes.data)
+
+
+def drive(instructions: str, first: int, seconds: float, rounds: int = 1) -> str:
+    """So many rounds, and then more until the time is over; what was done, in a line."""
+    number, end = first, time.monotonic() + seconds
+    while number < first + rounds or time.monotonic() < end:
+        Round.made(number, instructions).run()
+        draw(number, instructions)
+        decode(number, instructions)
+        number += 1
+    done = ", ".join(f"{count} {what}" for what, count in sorted(COUNTS.items()))
+    return f"{number - first} networks from round {first} on: {done}"
+
+
+def main(folder: Path, instructions: str, seconds: float, first: int, rounds: int = 1) -> None:
+    exactly(folder)
+    sys.stdout.write(drive(instructions, first, seconds, rounds) + "\n")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]), *map(int, sys.argv[4:]))

@@ -1,0 +1,55 @@
+"""The page of an ingress with two replicas, for tests of what watches it: the rows of the table, and numbers that grow.
+
+Knows no routing.  What an ingress counts is tested where it counts; here it has to be there under the declared names.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from polyhead.service.metrics.metric_table import METRICS
+from polyhead.service.metrics.series import Series
+
+MODEL = "chat"
+REPLICAS = ("127.0.0.1:9100", "127.0.0.1:9101")
+WHYS = ("affinity", "load", "only")
+
+
+def counted(page: Series) -> bytes:
+    """A little more than last time of all that grows."""
+    page.gauge("replicas", MODEL).set(len(REPLICAS))
+    page.gauge("wanted_replicas", MODEL).set(len(REPLICAS))
+    for number, replica in enumerate(REPLICAS):
+        page.gauge("replica_queued_tokens", MODEL, replica).set(100 * (number + 1))
+    for why in WHYS:
+        page.counter("routed", MODEL, why).inc()
+    for name in ("replicas_lost", "rerouted"):
+        page.counter(name, MODEL).inc()
+    return page.page("")[0]
+
+
+@contextmanager
+def ingress_page() -> Iterator[str]:
+    """Its address while it is served."""
+    page = Series(METRICS)
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = counted(page)
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None: ...
+
+    with HTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.05,))
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()

@@ -1,0 +1,28 @@
+"""Commands of training as they are given, and recipes tried in their smoke form."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from typer.testing import CliRunner
+
+from polyhead.service.cli.main import app
+from polyhead.training.recipes import recipe
+
+RECIPES = Path(recipe.__file__).parent
+
+
+def command(*arguments: object) -> str:
+    """What a command says; its failure is the test's."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def tried(names: Sequence[str], folder: Path) -> Path:
+    """Where `polyhead train --smoke` left what it made of each, under its name."""
+    threads = torch.get_num_threads()
+    for name in names:
+        command("train", RECIPES / f"{name}.toml", "--out", folder / name, "--smoke")
+    torch.set_num_threads(threads)
+    return folder

@@ -1,0 +1,270 @@
+"""Doubles for what stands below text and dialects: models that answer as a test says, and a client without a socket."""
+
+import asyncio
+from array import array
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+from fastapi import FastAPI
+
+from polyhead.models.chat import ChatTemplate
+from polyhead.models.tokenizer import Tokenizer
+from polyhead.service.api.access.admission import Admission, Bounds
+from polyhead.service.api.access.app_state import Server
+from polyhead.service.api.access.auth import Keys
+from polyhead.service.api.access.origins import Origins
+from polyhead.service.api.access.rate_limit import Quotas
+from polyhead.service.api.app import build
+from polyhead.service.api.http.body_limits import WHOLE, Receiving
+from polyhead.service.config.settings import Settings
+from polyhead.service.core.errors import (
+    BadRequest,
+    Conflict,
+    NotFound,
+    WrongTask,
+)
+from polyhead.service.core.model import Model, State
+from polyhead.service.core.request import (
+    Done,
+    Encode,
+    Encoded,
+    Event,
+    Generate,
+    Request,
+    Table,
+    Task,
+    Token,
+)
+from polyhead.service.engine.worker import Course
+from polyhead.service.metrics import Metrics, Open
+from polyhead.service.text.tokenization import Text
+
+TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+WAIT = object()  # in a script: nothing more comes until the request is closed
+Script = Callable[[Model, Request], Iterable[Any]]
+
+
+def model(folder: Path, name: str, task: Task, **others: Any) -> Model:
+    tokenizer = Tokenizer.from_folder(folder)
+    known: dict[str, Any] = {
+        "family": "tiny",
+        "labels": (),
+        "max_tokens": 64,
+        "vocab_size": tokenizer.vocab_size,
+        "width": 4,
+        "dtype": "float32",
+        "executor": "torch",
+        "source": "./tiny",
+        "created": 1_700_000_000,
+        "tokenizer": tokenizer,
+        "chat": ChatTemplate(TEMPLATE) if task == "generate" else None,
+        "stop_tokens": frozenset({2}),
+    }
+    return Model(name=name, task=task, **(known | others))
+
+
+class Source:
+    """Events in the order of a script; an exception in it is raised, WAIT waits for the end."""
+
+    def __init__(self, script: Iterable[Any]) -> None:
+        self.script = iter(script)
+        self.closed = asyncio.Event()
+        self.given = 0
+        self.course = Course()
+        self.ended = self.answered = self.aborted = False
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        for event in self.script:
+            if self.closed.is_set():
+                return
+            if event is WAIT:
+                await self.closed.wait()
+                return
+            await asyncio.sleep(0)
+            self.given += 1
+            self.ended = not isinstance(event, Token | Encoded)
+            self.course.outcome = "done" if self.ended else self.course.outcome
+            yield event
+
+    def close(self, *, answered: bool = False) -> None:
+        if not self.closed.is_set() and not self.ended:
+            self.answered, self.aborted = answered, not answered
+        self.closed.set()
+
+
+class Registry:
+    def __init__(self, models: Sequence[Model], script: Script) -> None:
+        self.served = {model.name: model for model in models}
+        self.script = script
+        self.requests: list[Request] = []
+        self.sources: list[Source] = []
+
+    def models(self) -> list[Model]:
+        return list(self.served.values())
+
+    def states(self) -> Mapping[str, State]:
+        return dict.fromkeys(self.served, State("ready", 1.0))
+
+    def resolve(self, name: str, tasks: Collection[Task]) -> Model:
+        if name not in self.served:
+            raise NotFound(f"no model is called {name!r}; there are:", param="model").listing(self.served)
+        if self.served[name].task not in tasks:
+            fitting = [model.name for model in self.models() if model.task in tasks]
+            raise WrongTask(f"{name} cannot do that; models that can:", param="model").listing(fitting)
+        return self.served[name]
+
+    def only(self, tasks: Collection[Task]) -> Model:
+        fitting = [model for model in self.models() if model.task in tasks]
+        if len(fitting) != 1:
+            what = "several models here can; name one of them in the address, /models/NAME/...:"
+            raise BadRequest(what).listing(model.name for model in fitting)
+        return fitting[0]
+
+    def submit(self, model: Model, requests: Sequence[Request]) -> list[Source]:
+        self.requests += requests
+        self.sources += [Source(self.script(model, request)) for request in requests]
+        return self.sources[-len(requests) :]
+
+    async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]:
+        raise Conflict(f"there is nothing here that explains {model.name}")
+
+
+def spoken(text: str, tokenizer: Tokenizer) -> list[Event]:
+    """A generator's events for `text`."""
+    return [Token(id) for id in tokenizer.encode(text, special=False).ids]
+
+
+def echo(model: Model, request: Request) -> Iterable[Event]:
+    """Generators say their prompt again and stop; encoders say numbers made of the tokens."""
+    if isinstance(request, Generate):
+        said = request.tokens[: request.max_tokens]
+        yield from (Token(id, -0.5, tuple((id + n, -0.5 - n) for n in range(request.logprobs))) for id in said)
+        reason = "length" if len(said) < len(request.tokens) else "stop"
+        yield Done(reason, len(request.tokens), len(said), cached_tokens=1)
+    else:
+        yield states(request) if request.form == "tokens" else Encoded(numbers(model, request))
+        yield Done("encoded", len(request.tokens))
+
+
+def states(request: Encode) -> Table:
+    return Table(memoryview(array("f", [1.0, 2.0] * len(request.tokens)).tobytes()).cast("f", (len(request.tokens), 2)))
+
+
+def numbers(model: Model, request: Encode) -> list[float]:
+    count = {"classify": len(model.labels), "rank": 1}.get(model.task, request.dimensions or model.width)
+    return [sum(request.tokens) % 97 / 2.0**index for index in range(count)]  # that float32 and its text say exactly
+
+
+class Idle:
+    """An engine of which a test says how it is."""
+
+    alive = True
+    tokens = 0
+
+    def __init__(self) -> None:
+        self.owned: dict[str, int] = {}
+        self.broken: list[str] = []
+        self.seconds = 0.0
+
+    def tokens_of(self, owner: str) -> int:
+        return self.owned.get(owner, 0)
+
+    def stalled(self) -> float:
+        return self.seconds
+
+    def failing(self) -> list[str]:
+        return self.broken
+
+    def counts(self) -> dict[tuple[str, Task], Open]:
+        return {}
+
+
+def application(registry: Registry, **settings: Any) -> FastAPI:
+    known = Settings(**settings).model_copy(update={"models": dict.fromkeys(registry.served, "./tiny")})
+    engine, keys = Idle(), Keys(known)
+    metrics = Metrics(tuple(registry.served), keys.names)
+    bounds = Bounds(known.max_requests, known.max_tokens_in_flight, known.key_share)
+    text = Text(threads=1, batch_limit=known.max_batch_texts, tokenised=metrics.tokenised)
+    server = Server(
+        settings=known,
+        registry=registry,
+        metrics=metrics,
+        text=text,
+        admission=Admission(bounds, engine, keys.owners),
+        engine=engine,
+        keys=keys,
+        quotas=Quotas(),
+        origins=Origins(known),
+        receiving=Receiving(WHOLE * known.max_body_bytes),
+    )
+    return build(server)
+
+
+def ask(app: FastAPI, *calls: tuple[str, Any]) -> list[httpx.Response]:
+    """The answers to POSTs of (path, JSON or bytes), one after the other; a body of None is a GET."""
+
+    async def all_of_them() -> list[httpx.Response]:
+        transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://testserver") as client:
+            return [await one(client, path, content) for path, content in calls]
+
+    return asyncio.run(all_of_them())
+
+
+async def one(client: httpx.AsyncClient, path: str, content: Any) -> httpx.Response:
+    if content is None:
+        return await client.get(path)
+    if isinstance(content, bytes):
+        return await client.post(path, content=content)
+    return await client.post(path, json=content)
+
+
+async def until(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+    async with asyncio.timeout(seconds):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+class Connection:
+    """One POST by hand, so that it can be dropped at any moment."""
+
+    def __init__(self, path: str, body: bytes, key: str = "") -> None:
+        self.scope = {
+            "type": "http",
+            "asgi": {"version": "3.0"},
+            "http_version": "1.1",
+            "method": "POST",
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "root_path": "",
+            "headers": [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())],
+            "client": ("127.0.0.1", 1),
+            "server": ("testserver", 80),
+        }
+        if key:
+            cast(Any, self.scope["headers"]).append((b"authorization", f"Bearer {key}".encode()))
+        self.incoming: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.incoming.put_nowait({"type": "http.request", "body": body, "more_body": False})
+        self.sent: list[Mapping[str, Any]] = []
+        self.sending: Callable[[], Awaitable[None]] = self.at_once
+
+    async def at_once(self) -> None:
+        """A client that reads what comes."""
+
+    async def send(self, message: Any) -> None:
+        await self.sending()
+        self.sent.append(message)
+
+    async def run(self, app: FastAPI) -> None:
+        await app(self.scope, self.incoming.get, self.send)  # type: ignore[arg-type]
+
+    def drop(self) -> None:
+        self.incoming.put_nowait({"type": "http.disconnect"})
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.sent)

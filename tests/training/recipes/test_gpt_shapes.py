@@ -1,0 +1,345 @@
+"""GPT's four shapes (Radford et al. 2018, figure 1): what is read, what is lost, and what is written and served."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional as F
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, GPT2LMHeadModel
+
+from polyhead.models.checkpoint import load
+from polyhead.models.core.errors import CheckpointError, UnsupportedError
+from polyhead.models.network.heads import Scoring, SequenceHead
+from polyhead.models.network.ragged import Ragged
+from polyhead.training.data import samples
+from polyhead.training.data.examples import Example, groups
+from polyhead.training.loop.errors import RecipeError
+from polyhead.training.loop.schedule import Plan
+from polyhead.training.loop.trainer import gradient
+from polyhead.training.networks.base_model import made_up
+from polyhead.training.networks.delimited import delimited
+from polyhead.training.recipes import recipe
+from polyhead.training.tasks import paraphrases
+from polyhead.training.tasks.auxiliary import Language, special
+from polyhead.training.tasks.choice_task import Choices
+from polyhead.training.tasks.label_task import Labels
+from polyhead.training.tasks.pair_task import Ranked
+from polyhead.training.tasks.similarity_task import Similar
+from polyhead.training.tasks.task import Learning, scores
+from polyhead.training.tasks.text_reader import Reader
+from tests.support.processes import Process
+
+RECIPES = Path(recipe.__file__).parent
+NAMES = ("classify", "entail", "similar", "choose")
+ONE, OTHER = (
+    ["The lamp is on.", "A window is off tonight", "here"],
+    ["Each sensor", "is open.", "The door is new again."],
+)
+
+
+def spread(folder: Path) -> None:
+    """Weights so wide that answers differ."""
+    torch.manual_seed(3)
+    file = folder / "model.safetensors"
+    wide = {name: each.normal_(std=0.25) if each.dim() > 1 else each for name, each in load_file(file).items()}
+    save_file(wide, file, metadata={"format": "pt"})
+
+
+@pytest.fixture(scope="module")
+def trunk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As if gpt.toml had made it, but for its weights."""
+    folder = tmp_path_factory.mktemp("trunk")
+    made_up("GPT2ForSequenceClassification", samples.labelled().examples, folder, embeds=False)
+    spread(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """What the recipes make in their smoke form, but for its weights."""
+    root, threads = tmp_path_factory.mktemp("runs"), torch.get_num_threads()
+    for name in NAMES:
+        recipe.run(RECIPES / f"gpt-{name}.toml", root / name, quick=True)
+        spread(root / name / "model")
+    torch.set_num_threads(threads)
+    return {name: root / name / "model" for name in NAMES}
+
+
+@torch.no_grad()
+def logits(folder: Path, first: list[str], second: list[str] | None = None) -> torch.Tensor:
+    """By transformers: its tokenizer, its padding, its network."""
+    words = AutoTokenizer.from_pretrained(folder)
+    network = AutoModelForSequenceClassification.from_pretrained(folder).eval()
+    found: torch.Tensor = network(**words(first, second, padding=True, return_tensors="pt")).logits
+    return found
+
+
+# ---- what is read
+
+
+@pytest.mark.parametrize("name", ["classify", "entail"])
+def test_what_pretraining_and_the_next_token_are_worth_is_asked_all_else_being_the_same(name: str) -> None:
+    chosen, fresh, alone = (recipe.read(RECIPES / f"gpt-{name}{how}.toml") for how in ("", "-fresh", "-alone"))
+    assert chosen.auxiliary == 0.5
+    assert chosen.trunk.delimited
+    assert fresh == replace(chosen, trunk=replace(chosen.trunk, fresh=True))
+    assert alone == replace(chosen, auxiliary=0.0)
+
+
+def test_texts_and_pairs_stand_between_the_three_tokens(trunk: Path, tmp_path: Path) -> None:
+    out = delimited(trunk, tmp_path, 0)
+    ours, theirs, plain = load(str(out)).tokenizer, AutoTokenizer.from_pretrained(out), load(str(trunk)).tokenizer
+    start, delim, extract = map(ours.find, ("[START]", "[DELIM]", "[EXTRACT]"))
+    one, other = plain.encode("The lamp is on.").ids, plain.encode(" a door\n").ids
+    assert ours.encode("The lamp is on.").ids == [start, *one, extract] == theirs("The lamp is on.").input_ids
+    [pair] = ours.encode_batch([("The lamp is on.", " a door\n")])
+    assert pair.ids == [start, *one, delim, *other, extract] == theirs("The lamp is on.", " a door\n").input_ids
+    assert set(pair.segments) == {0}
+    assert len({start, delim, extract, *one, *other}) == 3 + len({*one, *other})
+
+
+def test_the_new_tokens_have_rows_of_their_own_and_the_old_ones_keep_theirs(trunk: Path, tmp_path: Path) -> None:
+    before = load(str(trunk))
+    known = before.network.tokens.weight
+    same, again, another = (
+        load(str(delimited(trunk, tmp_path / name, seed))).network.tokens.weight
+        for name, seed in (("same", 0), ("again", 0), ("another", 1))
+    )
+    assert len(same) == before.tokenizer.vocab_size + 3
+    assert torch.equal(same[: len(known)], known)
+    assert torch.equal(same, again)
+    assert all(not torch.equal(mine, theirs) for mine, theirs in zip(same[-3:], another[-3:], strict=True))
+
+
+def test_a_trunk_that_puts_tokens_round_texts_already_is_refused(
+    trunk: Path, tiny_embedder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=r"trunk\.delimited: .* is no GPT2LMHeadModel"):
+        delimited(tiny_embedder, tmp_path, 0)
+    with pytest.raises(RecipeError, match=r"trunk\.delimited: .* puts tokens round texts already"):
+        delimited(delimited(trunk, tmp_path / "once", 0), tmp_path / "twice", 0)
+
+
+# ---- what is lost
+
+
+@pytest.fixture
+def task(trunk: Path, tmp_path: Path) -> Learning[Any]:
+    loaded = load(str(delimited(trunk, tmp_path / "delimited", 0)))
+    torch.manual_seed(5)
+    lesson, read = Labels(("a", "b")), Reader(loaded.tokenizer, 64, cut=False)
+    texts = [*ONE, *zip(ONE, OTHER, strict=True)]
+    items = lesson.items([Example(text, row % 2, "", str(row)) for row, text in enumerate(texts)], read)
+    head = SequenceHead(loaded.config, 2, Scoring(pooling="last", activation="none", bias=False), "softmax")
+    return Learning(
+        lesson=lesson,
+        network=loaded.network,
+        head=head,
+        read=read,
+        train=items,
+        validation=items,
+        batch=6,
+        seed=0,
+        beside=(Language(0.5, special(loaded.tokenizer)),),
+    )
+
+
+def test_half_of_what_telling_the_next_token_loses_is_added(task: Learning[Any], tmp_path: Path) -> None:
+    """L3 = L2 + 0.5 L1, by hand and by transformers' network: L1 is a mean over the texts' own tokens."""
+    theirs = GPT2LMHeadModel.from_pretrained(tmp_path / "delimited").eval()
+    weight, new = task.head.out.weight, set(task.read.tokenizer.encode_batch([("", "")])[0].ids)  # type: ignore[union-attr]
+    chosen, told = [], []
+    with torch.no_grad():
+        for item in task.train:
+            ids = item.read.tokens
+            out = theirs(torch.tensor([ids]), output_hidden_states=True)
+            chosen.append(-(out.hidden_states[-1][0, -1] @ weight.T).log_softmax(0)[item.label])
+            odds = out.logits[0].log_softmax(-1)
+            told += [-odds[row, token] for row, token in enumerate(ids[1:]) if token not in new]
+    l2, l1 = torch.stack(chosen).mean(), torch.stack(told).mean()
+    [batch] = task.batches(0)
+    assert task.counts(batch) == (6, len(told))
+    assert len(new) == 3
+    assert len(told) == sum(len(item.read.tokens) for item in task.train) - 3 * 2 - 3 * 3
+    torch.testing.assert_close(task.losses(batch).detach(), torch.stack([l2, 0.5 * l1]), rtol=0, atol=1e-5)
+    assert gradient(task, Plan(epochs=1, rate=1e-3), [batch]) == pytest.approx(float(l2 + 0.5 * l1), abs=1e-5)
+
+
+def test_a_step_cut_into_batches_loses_the_same(task: Learning[Any]) -> None:
+    plan, [whole] = Plan(epochs=1, rate=1e-3), task.batches(0)
+    loss = gradient(task, plan, [whole])
+    slopes = [each.grad.clone() for each in task.network.parameters() if each.grad is not None]
+    task.network.zero_grad(), task.head.zero_grad()
+    parts = [task.lesson.pack(some, task.read, learning=True) for some in (task.train[:1], task.train[1:])]
+    assert gradient(task, plan, parts) == pytest.approx(loss, abs=1e-5)
+    again = [each.grad for each in task.network.parameters() if each.grad is not None]
+    for mine, theirs in zip(again, slopes, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_only_a_generator_tells_the_next_token(tiny_embedder: Path) -> None:
+    chosen = recipe.read(RECIPES / "gpt-classify.toml")
+    with pytest.raises(RecipeError, match=r"auxiliary: .* only generators learn to tell it"):
+        recipe.auxiliary(chosen, load(str(tiny_embedder)))
+
+
+# ---- both orders
+
+
+@torch.no_grad()
+def test_a_pair_is_scored_by_the_sum_of_the_states_of_both_orders(runs: dict[str, Path]) -> None:
+    loaded = load(str(runs["similar"]))
+    lesson, read = Similar(("different", "same")), Reader(loaded.tokenizer, 64, cut=False)
+    forth = [Example(pair, 1, "", "") for pair in zip(ONE, OTHER, strict=True)]
+    back = [Example((second, first), 1, "", "") for first, second in zip(ONE, OTHER, strict=True)]
+    found = [
+        scores(loaded.network, loaded.head, lesson.pack(lesson.items(some, read), read, learning=False))
+        for some in (forth, back)
+    ]
+    assert torch.equal(*found)
+    orders = [[(each.text) for each in some] for some in (forth, back)]
+    states = [torch.stack([loaded.network(Ragged.of([text.tokens]))[-1] for text in read(texts)]) for texts in orders]
+    expected = F.linear(states[0] + states[1], loaded.head.out.weight)  # type: ignore[arg-type]
+    torch.testing.assert_close(found[0], expected, rtol=0, atol=1e-5)
+    assert float((found[0] - 2 * F.linear(states[0], loaded.head.out.weight)).abs().max()) > 0.01  # type: ignore[arg-type]
+
+
+def test_what_a_folder_says_of_orders_is_checked(runs: dict[str, Path], tmp_path: Path) -> None:
+    assert [load(str(runs[name])).both_orders for name in NAMES] == [False, False, True, False]
+    config = json.loads((runs["similar"] / "config.json").read_text())
+    for said, error, message in (
+        ({"both_orders": "yes"}, CheckpointError, "both_orders is 'yes', which should be true or false"),
+        ({"problem_type": "multi_label_classification"}, UnsupportedError, "both_orders .* this head has sigmoid"),
+    ):
+        folder = tmp_path / str(len(said) + len(message))
+        shutil.copytree(runs["similar"], folder)
+        (folder / "config.json").write_text(json.dumps({**config, **said}))
+        with pytest.raises(error, match=message):
+            load(str(folder))
+
+
+def test_an_adapter_cannot_say_that_both_orders_are_read(tmp_path: Path) -> None:
+    text = (RECIPES / "gpt-similar.toml").read_text().replace("dropout = 0.1", "").replace("fresh = false", "")
+    (tmp_path / "x.toml").write_text(text + '\n[lora]\nrank = 2\nalpha = 4.0\ntargets = ["mlp.up"]\n')
+    with pytest.raises(RecipeError, match="lora: an adapter cannot say how paraphrases are read"):
+        recipe.read(tmp_path / "x.toml")
+
+
+# ---- what is written
+
+
+@pytest.mark.parametrize("name", NAMES)
+@torch.no_grad()
+def test_transformers_reads_the_same_scores(name: str, runs: dict[str, Path]) -> None:
+    """With its own tokenizer, of texts side by side, padded."""
+    loaded = load(str(runs[name]))
+    ids = [each.ids for each in loaded.tokenizer.encode_batch([*zip(ONE, OTHER, strict=True)])]
+    batch = Ragged.of(ids)
+    mine = loaded.head(loaded.network(batch), batch.starts)
+    torch.testing.assert_close(mine, logits(runs[name], ONE, OTHER), rtol=0, atol=1e-5)
+    assert loaded.task == ("rank" if name == "choose" else "classify")
+
+
+@pytest.fixture(scope="module")
+def server(runs: dict[str, Path]) -> Iterator[Process]:
+    process = Process(*(f"{name}={runs[name]}" for name in NAMES))
+    process.ready()
+    yield process
+    assert process.stop() == 0, process.log
+
+
+def asked(server: Process, path: str, **body: Any) -> Any:
+    answer = httpx.post(f"{server.url}/{path}", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def test_what_is_served_is_what_was_learned(server: Process, runs: dict[str, Path]) -> None:
+    """Texts and pairs go in as they are; what stands round them is the tokenizer's."""
+    alone = asked(server, "models/classify/predict", inputs=[[text] for text in ONE])
+    pairs = asked(server, "models/entail/predict", inputs=[list(pair) for pair in zip(ONE, OTHER, strict=True)])
+    expected = (logits(runs["classify"], ONE), logits(runs["entail"], ONE, OTHER))
+    for found, raw in zip((alone, pairs), expected, strict=True):
+        for row, odds in zip(found, raw.softmax(-1), strict=True):
+            assert [each["score"] for each in row] == pytest.approx(sorted(odds.tolist(), reverse=True), abs=1e-4)
+    ranked = asked(server, "models/choose/rerank", query=ONE[0], texts=OTHER, raw_scores=True)
+    raw = logits(runs["choose"], [ONE[0]] * 3, OTHER)[:, 0].tolist()
+    assert {each["index"]: each["score"] for each in ranked} == pytest.approx(dict(enumerate(raw)), abs=1e-4)
+
+
+def test_both_orders_are_read_whichever_is_asked(server: Process, runs: dict[str, Path]) -> None:
+    forth, back = ([list(pair) for pair in zip(*both, strict=True)] for both in ((ONE, OTHER), (OTHER, ONE)))
+    raw = logits(runs["similar"], ONE, OTHER) + logits(runs["similar"], OTHER, ONE)
+    for closed, expected in ((False, raw.softmax(-1)), (True, raw)):
+        found, other = (
+            asked(server, "models/similar/predict", inputs=some, raw_scores=closed) for some in (forth, back)
+        )
+        assert found == other
+        said = [{each["label"]: each["score"] for each in row} for row in found]
+        labels = load(str(runs["similar"])).labels
+        for mine, theirs in zip(said, expected.tolist(), strict=True):
+            assert mine == pytest.approx(dict(zip(labels, theirs, strict=True)), abs=1e-4)
+    one = asked(server, "models/similar", inputs={"text": ONE[0], "text_pair": OTHER[0]})
+    assert asked(server, "models/similar", inputs={"text": OTHER[0], "text_pair": ONE[0]}) == one
+
+
+def test_one_text_is_not_compared(server: Process) -> None:
+    answer = httpx.post(f"{server.url}/models/similar/predict", json={"inputs": "a lamp"}, timeout=60)
+    assert answer.status_code == 422
+    assert "inputs: must be a pair of texts, similar compares them in both orders" in answer.text
+
+
+# ---- what there is to learn
+
+
+def test_what_is_written_alike_in_the_other_language_says_the_same() -> None:
+    translated = [
+        ("Heat up", "Aufwärmen"),
+        ("Reheat!", "aufwärmen"),
+        ("heat up!", "Wärmen"),
+        ("Heat meter", "Wärmezähler"),
+        ("Heat pump", "Wärmepumpe"),
+        ("Cool down", "Abkühlen"),
+    ]
+    corpus = paraphrases.compared([Example(ours, theirs, "en-de", ours) for ours, theirs in translated])
+    same, other = ([each for each in corpus.examples if each.label == label] for label in (1, 0))
+    assert corpus.labels == ("different", "same")
+    assert [each.text for each in same] == [("Heat up", "Reheat!")]
+    assert len(other) == 1
+    assert other[0].text[0] == "Heat up"
+    assert other[0].text[1] in {"Heat meter", "Heat pump"}
+    assert len(set(groups(corpus.examples, corpus.alike))) == 1, "they share a sentence"
+
+
+def test_as_many_words_are_shared_where_the_meaning_is_another() -> None:
+    near = {"red lamp on": 2 / 4, "lamp": 1 / 3, "red lamp near": 2 / 4, "door": 0.0}
+    assert {text: paraphrases.overlap("red lamp out", text) for text in near} == pytest.approx(near)
+    meanings = {"red lamp off": ("aus",), "red lamp out": ("aus",), "red lamp on": ("an",), "lamp": ("lampe",)}
+    [(one, other)] = paraphrases.unlike(meanings, paraphrases.alike(meanings))
+    assert (one, other) == ("red lamp off", "red lamp on")
+
+
+def test_words_in_common_are_what_it_is_compared_with(trunk: Path) -> None:
+    read = Reader(load(str(trunk)).tokenizer, 64, cut=False)
+    pairs = [("the lamp", "the lamp"), ("the lamp", "lamp the"), ("the lamp", "a door"), ("a door", "here")]
+    lesson = Similar(("different", "same"))
+    items = lesson.items([Example(pair, int(row < 2), "", str(row)) for row, pair in enumerate(pairs)], read)
+    found = lesson.baselines(items, items[1:], lambda _: torch.zeros(0))
+    assert found == {"majority": pytest.approx(1 / 3), "words in common": 1.0}
+
+
+def test_one_of_four_answers_is_right() -> None:
+    items = [Ranked("a red lamp", ("a red lamp here", "a door", "x", "y"), cut=False)]
+    items += [Ranked("a red lamp", ("a door", "a red lamp here", "x", "y"), cut=False)] * 2
+    choices = Choices()
+    said = torch.tensor([[2.0, 1, 1, 1], [1.0, 0, 0, 1], [0.0, 1, 0, 0]])
+    assert choices.figures(items, said) == {"accuracy": pytest.approx(1 / 3)}
+    found = choices.baselines(items, items, lambda _: torch.zeros(0))
+    assert found == {"by lot": 0.25, "words in common": pytest.approx(1 / 3)}

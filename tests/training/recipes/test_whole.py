@@ -1,0 +1,316 @@
+"""Whole networks from a recipe: runs of seconds that end in folders transformers reads alike; what data is read."""
+
+import json
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSeq2SeqLM, BertForPreTraining
+from typer.testing import CliRunner
+
+from polyhead.models.checkpoint import load
+from polyhead.models.checkpoint.package_files import Package
+from polyhead.models.core.errors import CheckpointError
+from polyhead.models.network.ragged import Ragged
+from polyhead.service.cli.main import app
+from polyhead.training.data import (
+    brown,
+    home,
+    prose,
+    samples,
+    wiki,
+)
+from polyhead.training.data.examples import Example, split_by_source
+from polyhead.training.loop.errors import RecipeError
+from polyhead.training.networks.named_networks import NETWORKS
+from polyhead.training.recipes import whole
+from polyhead.training.tasks.sources import TEXTS
+from tests.support.recipes import RECIPES, command, tried
+
+WHOLE = sorted(path.stem for path in RECIPES.glob("*.toml") if "[network]" in path.read_text())
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every recipe of a whole network in its smoke form, by `polyhead train`."""
+    return tried(WHOLE, tmp_path_factory.mktemp("runs"))
+
+
+# ---- whole runs
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_smoke_run_leaves_all_that_a_run_leaves(name: str, runs: Path) -> None:
+    result = json.loads((runs / name / "result.json").read_text())
+    lines = [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines if "epoch" in line] == [2, 4]
+    assert result["held_out"]["loss"] > 0
+    assert all(result["tokens"].values())
+    assert (runs / name / "loss.png").exists() == ("loss.png: " in result["notes"][0])
+
+
+def test_a_generator_is_what_transformers_reads(runs: Path) -> None:
+    folder = runs / "gpt" / "model"
+    ours, theirs = load(str(folder)), AutoModelForCausalLM.from_pretrained(folder).eval()
+    assert ours.task == "generate"
+    assert theirs.config.tie_word_embeddings
+    ids = ours.tokenizer.encode("The lamp is").ids
+    with torch.no_grad():
+        mine = ours.head(ours.network(Ragged.of([ids])))
+        torch.testing.assert_close(mine, theirs(torch.tensor([ids])).logits[0], rtol=0, atol=1e-5)
+    assert ours.stop_tokens == {ours.tokenizer.eos_id}
+
+
+def test_an_encoder_is_what_transformers_reads(runs: Path) -> None:
+    """What tells hidden tokens, and what tells whether texts follow, which only transformers loads."""
+    folder = runs / "bert" / "model"
+    ours, theirs = load(str(folder)), BertForPreTraining.from_pretrained(folder).eval()
+    assert ours.task == "fill"
+    encoded = ours.tokenizer.encode(("the lamp is on", "a door"))
+    batch = Ragged.of([encoded.ids], [encoded.segments])
+    recipe = whole.checked(whole.Recipe, json.loads((runs / "bert" / whole.RECIPE).read_text()), folder)
+    modules = whole.built(recipe, ours.tokenizer)
+    whole.saved.read_weights(runs / "bert" / whole.BEST, modules)
+    with torch.no_grad():
+        out = theirs(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.segments]))
+        states = ours.network(batch)
+        torch.testing.assert_close(ours.head(states, batch.starts), out.prediction_logits[0], rtol=0, atol=1e-5)
+        follows = modules[2].eval()(modules[0].eval()(batch), batch.starts)
+        torch.testing.assert_close(follows, out.seq_relationship_logits, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_translator_is_what_transformers_reads(norm: str, tmp_path: Path) -> None:
+    """With the norm behind what is added it is Marian's form, with the norm before Pegasus's."""
+    recipe = whole.smoke(whole.read(RECIPES / "transformer.toml"))
+    recipe = replace(recipe, network={**recipe.network, "norm": norm})
+    recipe.named.words([example.text for example in samples.pairs().examples], 300, tmp_path)
+    words = whole.Tokenizer.from_folder(tmp_path)
+    whole.write_model(recipe, words, whole.built(recipe, words), tmp_path, tmp_path / "model")
+    ours, theirs = load(str(tmp_path / "model")), AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "model").eval()
+    read, written = words.encode("the lamp is on").ids, [words.bos_id, *words.encode("a door").ids]
+    with torch.no_grad():
+        mine = ours.head(Ragged.of([read]), Ragged.of([written]))  # type: ignore[list-item]
+        reference = theirs(input_ids=torch.tensor([read]), decoder_input_ids=torch.tensor([written])).logits[0]
+    torch.testing.assert_close(mine, reference, rtol=0, atol=1e-5)
+
+
+def test_translations_are_measured_by_what_is_written(runs: Path, tmp_path: Path) -> None:
+    pairs = tmp_path / "pairs.tsv"
+    pairs.write_text("The lamp is on.\tDie Lampe ist an.\n\nThe door is off.\tDie Tür ist aus.\n")
+    said = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / "transformer" / "model", pairs)))
+    assert {"loss", "BLEU", "chrF"} <= said.keys()
+    pairs.write_text("The lamp is on.\tDie Lampe ist an.\nThe door is off.\n")
+    refused = CliRunner().invoke(app, ["evaluate", str(runs / "transformer" / "model"), str(pairs)])
+    assert "line 2 is no sentence, a tab and its translation" in refused.stderr
+
+
+@pytest.mark.parametrize("name", ["bert", "gpt"])
+def test_what_was_written_does_as_well_as_what_was_learned(name: str, runs: Path, tmp_path: Path) -> None:
+    """`polyhead evaluate` reads the folder as it is served; `polyhead export` writes the same one again."""
+    text = tmp_path / "held out.txt"
+    recipe = whole.smoke(whole.read(RECIPES / f"{name}.toml"))
+    held_out = split_by_source(TEXTS["prose"].sample(), recipe.data.validation, recipe.data.held_out).held_out
+    text.write_text("\n".join(example.text for example in held_out))
+    said = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / name / "model", text)))
+    assert float(said["loss"]) == pytest.approx(3 if name == "bert" else 5, abs=2)
+    command("export", runs / name, tmp_path / "again")
+    for file in ("model.safetensors", "config.json", "tokenizer_config.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (runs / name / "model" / file).read_bytes()
+    refused = CliRunner().invoke(app, ["export", str(runs / name), str(tmp_path)])
+    assert refused.exit_code == 1
+    assert "name a new or an empty folder" in refused.stderr
+
+
+def test_the_held_out_figure_is_that_of_the_folder(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = samples.documents()
+    monkeypatch.setitem(TEXTS, "prose", replace(TEXTS["prose"], corpus=lambda _: sample))  # type: ignore[index]
+    recipe = whole.smoke(whole.read(RECIPES / "gpt.toml"))
+    monkeypatch.setattr(whole, "read", lambda _: recipe)
+    said = dict(re.findall(r"(.+): (.+)", command("evaluate", runs / "gpt" / "model", RECIPES / "gpt.toml")))
+    kept = json.loads((runs / "gpt" / "result.json").read_text())["held_out"]
+    assert float(said["loss"]) == pytest.approx(kept["loss"], abs=1e-4)
+
+
+def test_a_run_that_was_ended_goes_on(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the same folder, byte for byte, as one that was not."""
+    losses, left = whole.Practice.losses, iter([True, True, True, False])
+
+    def ending(self: object, batch: object) -> object:
+        if not next(left, True):
+            raise KeyboardInterrupt
+        return losses(self, batch)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(whole.Practice, "losses", ending)
+    with pytest.raises(KeyboardInterrupt):
+        whole.run(RECIPES / "bert.toml", tmp_path, quick=True)
+    whole.run(RECIPES / "bert.toml", tmp_path, quick=True, resume=True)
+    model = "model/model.safetensors"
+    assert (tmp_path / model).read_bytes() == (runs / "bert" / model).read_bytes()
+
+
+# ---- recipes
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "complaint"),
+    [
+        ("seed = 0", "seed = 0\nspeed = 1", "speed"),
+        ("heads = 4", "heads = 4\nhead = 1", r"network\.head: "),
+        ("heads = 4", 'heads = "many"', r"network\.heads"),
+        ('kind = "gpt"', 'kind = "gtp"', r"network\.kind: 'gtp' is none of gpt, bert"),
+        ('source = "prose"', 'source = "verse"', r"data\.source: .*'verse' is none of prose, en-de"),
+        ('source = "prose"', 'source = "en-de"', r"data\.source: a network of kind 'gpt' learns from one of prose"),
+        ("seed = 0", "seed = 0\nsmoothing = 0.1", "smoothing: only translations have it"),
+        ("seed = 0", "seed = 0\nhidden = 0.4", "hidden: a network of kind 'gpt' has no tokens hidden from it"),
+        ("seed = 0", "seed = 0\nhidden = 1.0", "hidden: Input should be less than 1"),
+        ("rate = 3e-3", "rate = 3e-3\nrates = 1", r"plan\.rates"),
+    ],
+)
+def test_a_wrong_recipe_names_its_field(old: str, new: str, complaint: str, tmp_path: Path) -> None:
+    text = (RECIPES / "gpt.toml").read_text()
+    assert old in text
+    (tmp_path / "wrong.toml").write_text(text.replace(old, new))
+    with pytest.raises(RecipeError, match=rf"wrong\.toml: {complaint}"):
+        whole.read(tmp_path / "wrong.toml")
+
+
+def test_heads_share_the_width(tmp_path: Path) -> None:
+    recipe = whole.read(RECIPES / "gpt.toml")
+    uneven = replace(recipe, network=recipe.network | {"heads": 3})
+    with pytest.raises(RecipeError, match=r"network\.heads: 128 features cannot be shared evenly among 3"):
+        uneven.shape(tmp_path).config(300, 8, causal=True)
+
+
+def test_a_recipe_is_of_one_kind(tmp_path: Path) -> None:
+    (tmp_path / "neither.toml").write_text("seed = 0")
+    result = CliRunner().invoke(app, ["train", str(tmp_path / "neither.toml")])
+    assert result.exit_code == 1
+    assert "it needs either trunk, a network to go on with, or network, for one from scratch" in result.stderr
+
+
+def test_what_cannot_be_measured_or_exported_is_said(tiny_embedder: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("A text.")
+    for arguments, complaint in [
+        (("evaluate", tiny_embedder, tmp_path / "text.txt"), "it is made to embed; name one that generates"),
+        (("export", tmp_path, tmp_path / "out"), "no run of a whole network: it has no recipe.json"),
+    ]:
+        result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+        assert result.exit_code == 1
+        assert complaint in result.stderr
+
+
+def test_what_the_vocabulary_of_a_run_links_to_is_not_copied(runs: Path, tmp_path: Path) -> None:
+    run, secret = tmp_path / "run", tmp_path / "secret"
+    shutil.copytree(runs / WHOLE[0], run)
+    shutil.rmtree(run / whole.MODEL)
+    secret.write_text("secret")
+    (run / whole.VOCABULARY / "notes.txt").symlink_to(secret)
+    result = CliRunner().invoke(app, ["export", str(run), str(tmp_path / "out")])
+    assert result.exit_code == 1
+    assert "notes.txt: is a link that leads out of its folder" in result.stderr
+    assert not (tmp_path / "out" / "notes.txt").exists()
+
+
+# ---- data
+
+
+def write(path: Path, content: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
+
+
+def test_sentences_and_their_translations_are_found(tmp_path: Path) -> None:
+    for part, ours, theirs in [
+        ("lamp", {"title": "Lamp", "state": {"on": "On", "off": "Off"}}, {"title": "Lamp", "state": {"on": "An"}}),
+        ("door", {"a": "on", "b": "Off."}, {"a": "an", "b": "Aus.", "c": "mehr"}),
+        ("more", {"a": "On", "b": "Off?"}, {"a": "An", "b": "Aus?"}),
+    ]:
+        write(tmp_path / part / "translations" / "en.json", ours)
+        write(tmp_path / part / "translations" / "de.json", theirs)
+    write(tmp_path / "none" / "translations" / "en.json", {"a": "alone"})
+    corpus = home.paired(tmp_path)
+    assert [(e.text, e.label) for e in corpus.examples] == [
+        ("on", "an"),
+        ("Off.", "Aus."),
+        ("On", "An"),
+        ("Off?", "Aus?"),
+    ]
+    assert [e.source for e in corpus.examples] == ["on", "off", "on", "off"]
+
+
+def test_no_source_is_in_two_parts() -> None:
+    drawn = [Example(f"{word}{mark}", "", "en-de", word) for word in map(str, range(300)) for mark in ".?!"]
+    split = split_by_source(home.Corpus(drawn, (), alike=False), 0.2, 0.2)
+    parts = [{example.source for example in part} for part in vars(split).values()]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 300
+    assert all(parts)
+
+
+def test_documents_are_read_from_all_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "sotu/data/1790_a.json", {"text": "Fellow citizens.  I am  glad.\n\nSo are you."})
+    write(tmp_path / "moby-dick/data/chapter_1.json", {"text": "Call me Ishmael."})
+    lead = {"extract": "Auks are birds.", "description": "", "topic": ""}
+    write(tmp_path / wiki.ARTICLES, {"Auk": lead})
+    tagged = [Example("Well , he said .", (0,), "news", "ca01"), Example("Yes !", (0,), "news", "ca01")]
+    monkeypatch.setattr(brown, "corpus", lambda _: home.Corpus(tagged, (), alike=False))
+    assert [(each.domain, each.source, each.text) for each in prose.corpus(tmp_path).examples] == [
+        ("sotu", "1790_a", "Fellow citizens. I am glad.\nSo are you."),
+        ("moby-dick", "chapter_1", "Call me Ishmael."),
+        ("brown", "ca01", "Well, he said.\nYes!"),
+        ("wiki", "Auk", "Auks are birds."),
+    ]
+    assert prose.sentences("One. Two?\nA 3.5 m. long!") == ["One.", "Two?", "A 3.5 m. long!"]
+
+
+def test_samples_are_aligned() -> None:
+    pairs = samples.pairs().examples
+    assert len(pairs) == len({example.text for example in pairs}) == 100
+    assert ("A window is off today.", "Ein Fenster ist aus heute.") in [(e.text, e.label) for e in pairs]
+
+
+def test_offline_it_is_said_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", "/dev/null")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    with pytest.raises(CheckpointError, match=r"homeassistant==2026\.11\.0.*pip has to reach an index, or a mirror"):
+        home.corpus(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_package_is_named_by_its_hash() -> None:
+    for package in (home.PACKAGE, prose.SPEECHES, prose.NOVEL, brown.PACKAGE, wiki.PACKAGE):
+        assert isinstance(package, Package)
+        assert re.fullmatch(r"[0-9a-f]{64}", package.sha256)
+    assert NETWORKS.keys() >= {"gpt", "bert"}
+
+
+def test_a_recipe_says_only_how_it_differs_from_its_base(tmp_path: Path) -> None:
+    base = whole.read(RECIPES / "bahdanau.toml")
+    other = whole.read(RECIPES / "luong-local.toml")
+    named = {"attention": "luong", "score": "general", "reach": "local-p"}
+    assert other.network == base.network | named
+    assert (other.data, other.plan.rate) == (base.data, base.plan.rate)
+    for name, text in {"a": 'base = "b.toml"', "b": 'base = "a.toml"', "c": 'base = "none.toml"'}.items():
+        (tmp_path / f"{name}.toml").write_text(text)
+    with pytest.raises(RecipeError, match=r"a\.toml: base: it is based on itself"):
+        whole.read(tmp_path / "a.toml")
+    with pytest.raises(RecipeError, match=r"none\.toml: cannot be read"):
+        whole.read(tmp_path / "c.toml")
+
+
+@pytest.mark.parametrize("said", ["parameters = 0", "hidden = 16"])
+def test_how_large_cells_are_is_said_in_one_way(tmp_path: Path, said: str) -> None:
+    (tmp_path / "r.toml").write_text(f'base = "{RECIPES / "bahdanau.toml"}"\n[network]\n{said}\n')
+    with pytest.raises(RecipeError, match=r"r\.toml: network: .*either how wide it is, hidden, or how many parameters"):
+        whole.read(tmp_path / "r.toml")
+
+
+@pytest.mark.parametrize("share", ["1.0", "-0.1"])
+def test_dropout_leaves_something(tmp_path: Path, share: str) -> None:
+    (tmp_path / "r.toml").write_text(f'base = "{RECIPES / "gpt.toml"}"\n[network]\ndropout = {share}\n')
+    with pytest.raises(RecipeError, match=r"r\.toml: network\.dropout: Input should be"):
+        whole.read(tmp_path / "r.toml")

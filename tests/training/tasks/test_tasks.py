@@ -1,0 +1,533 @@
+"""What training reads and learns beyond one label a text: mails, articles, tagged words, passages for a query."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import BertForTokenClassification
+
+from polyhead.models.checkpoint import Checkpoint, load
+from polyhead.models.network.heads import TokenHead
+from polyhead.models.network.ragged import Ragged
+from polyhead.models.tokenizer import Tokenizer
+from polyhead.service.runtime import quickstart
+from polyhead.training.data import (
+    brown,
+    questions,
+    spam,
+    wiki,
+)
+from polyhead.training.data.examples import (
+    Corpus,
+    Example,
+    Split,
+    groups,
+    split_by_source,
+)
+from polyhead.training.loop.errors import RecipeError
+from polyhead.training.loop.lora_training import LowRank
+from polyhead.training.loop.schedule import Plan
+from polyhead.training.loop.trainer import Place
+from polyhead.training.recipes import recipe
+from polyhead.training.tasks import pair_task as pairs
+from polyhead.training.tasks import span_task as spans
+from polyhead.training.tasks.label_task import Labelled, Labels
+from polyhead.training.tasks.pair_task import MEASURED, Pairs, Ranked
+from polyhead.training.tasks.sources import SOURCES
+from polyhead.training.tasks.span_task import Spans
+from polyhead.training.tasks.tag_task import Tags, sentence
+from polyhead.training.tasks.task import scores
+from polyhead.training.tasks.text_reader import Read, Reader
+
+ALL = sorted((Path(recipe.__file__).parent).glob("*.toml"))
+RECIPES = [path for path in ALL if "[lora]" in path.read_text()]
+TARGETS = ("attention.query", "attention.key", "attention.value", "attention.output", "mlp.up", "mlp.down")
+PLAIN = b"""From fork-admin@example.com  Thu Aug 22 12:36:23 2002
+Received: from secret.example.com (secret.example.com [10.0.0.1])
+From: Ann <ann@example.com>
+Subject: Re: [ILUG]  =?iso-8859-1?q?Caf=E9?= tonight
+Content-Type: text/plain; charset=nobody-knows
+Content-Transfer-Encoding: quoted-printable
+
+At eight,=
+ bring Zo=EB.
+
+Bye
+"""
+PAGE = b"""From x@example.com  Thu Aug 22 12:36:23 2002
+Subject: EARN
+Content-Type: multipart/alternative; boundary="b"
+
+--b
+Content-Type: text/plain
+
+\x20
+--b
+Content-Type: text/html; charset=utf-8
+
+<html><style>p { color: red }</style><p>Earn <b>1000</b> &euro;</p><!-- hidden --></html>
+--b--
+"""
+BARE = b"From x\nTo: y\n\nCall now\xa0please\n"
+
+
+# ---- what is read
+
+
+def test_mails_are_read_as_they_are_seen(tmp_path: Path) -> None:
+    folder = tmp_path / "spam-1"
+    folder.mkdir()
+    for name, content in (("00001.a", PLAIN), ("00002.b", PAGE), ("00003.c", BARE)):
+        (folder / f"{name}.txt").write_bytes(content)
+    (folder / "00001.a.json").write_text("{}")
+    assert spam.read(folder) == [
+        Example("Re: Café tonight At eight, bring Zoë. Bye", 1, "spam-1", "00001.a", ("café tonight",)),
+        Example("EARN Earn 1000 €", 1, "spam-1", "00002.b", ("earn",)),
+        Example("Call now please", 1, "spam-1", "00003.c"),
+    ]
+
+
+def test_articles_are_read_for_topics_and_for_queries(tmp_path: Path) -> None:
+    articles = {
+        "Auk": {"extract": "Auks are birds.", "description": "Family of birds", "topic": "Biology"},
+        "Loon": {"extract": "Loons swim.", "description": "Family of birds", "topic": "Biology"},
+        "Zero": {"extract": "Zero is a number.", "description": "", "topic": "Mathematics"},
+        "Play": {"extract": "A play is acted.", "description": "Work for actors", "topic": wiki.UNSORTED},
+    }
+    path = tmp_path / wiki.ARTICLES
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(articles))
+    topics, leads = wiki.topics(tmp_path), wiki.leads(tmp_path)
+    assert topics.labels == ("Biology", "Mathematics")
+    assert [(example.source, example.label) for example in topics.examples] == [("Auk", 0), ("Loon", 0), ("Zero", 1)]
+    assert [(example.text, example.label) for example in leads.examples] == [
+        ("Auks are birds.", "Family of birds"),
+        ("Loons swim.", "Family of birds"),
+        ("A play is acted.", "Work for actors"),
+    ]
+    auk, loon, play = groups(leads.examples)
+    assert auk == loon != play
+
+
+def articles(folder: Path, **each: tuple[str, str, str]) -> Path:
+    """A folder with articles: title, lead, description, topic."""
+    path = folder / wiki.ARTICLES
+    path.parent.mkdir(parents=True)
+    names = ("extract", "description", "topic")
+    path.write_text(json.dumps({title: dict(zip(names, said, strict=True)) for title, said in each.items()}))
+    return folder
+
+
+def test_what_follows_from_a_lead_is_said_of_another_too(tmp_path: Path) -> None:
+    """Every description is said once of its own article and once of another of the topic."""
+    folder = articles(
+        tmp_path,
+        Auk=("Auks are a family of sea birds. They swim.", "Family of birds (Alcidae)", "Biology"),
+        Loon=("Loons swim in lakes of every size.", "Family of birds (Alcidae)", "Biology"),
+        Elm=("An elm is of a genus of trees. St. X's is tall. So.", "Genus of trees", "Biology"),
+        Ann=("Ann, an aunt of A. B. Smith, rules.", "English queen", "Biology"),
+        Zero=("Zero means nothing at all.", "Number", "Mathematics"),
+        Nil=("Nil.", "", "Mathematics"),
+        Long=("Much " * 90 + "is said.", "Long family", "Biology"),
+    )
+    corpus = wiki.entailment(folder)
+    assert {example.text[0] for example in corpus.examples} == {
+        "Auks are a family of sea birds.",
+        "An elm is of a genus of trees.",
+        "Ann, an aunt of A. B. Smith, rules.",
+    }
+    own = {"Auk": "a family of birds.", "Elm": "a genus of trees.", "Ann": "an English queen."}
+    for label, name in enumerate(corpus.labels):
+        said = [(each.source, each.text[1].partition(" is ")[2]) for each in corpus.examples if each.label == label]
+        assert sorted(text for _, text in said) == sorted(own.values())
+        assert all((own[title] == text) == (name == "entailed") for title, text in said)
+    assert corpus.left_out == 4
+
+
+def test_what_is_not_entailed_is_of_the_same_part(tmp_path: Path) -> None:
+    leads = {f"T{n}": (f"w{n} x{n} y{n} is here.", f"a{n} b{n} c{n}", "ab"[n % 2]) for n in range(400)}
+    corpus = wiki.entailment(articles(tmp_path, **leads))
+    split = split_by_source(corpus, 0.2, 0.2)
+    own = {example.text[1].partition(" is ")[2]: part for part, some in vars(split).items() for example in some}
+    strays = sum(own[e.text[1].partition(" is ")[2]] != part for part, some in vars(split).items() for e in some)
+    assert strays <= 2 * 6  # a topic has three borders, and each is crossed by one description
+    assert all(vars(split).values())
+
+
+def test_questions_are_asked_where_a_rule_is_certain() -> None:
+    def found(title: str, topic: str, lead: str) -> list[tuple[str, str, str]]:
+        some = questions.asked(title, topic, lead)
+        return [(each.kind, each.text, lead[slice(*each.answer)]) for each in some]
+
+    assert found(
+        "Ann Lee (queen)", "People", "Ann B. Lee was a Welsh queen and poet, who ruled. She was the last."
+    ) == [
+        ("what", "Who was Ann Lee?", "a Welsh queen and poet"),
+        ("origin", "Where was Ann Lee from?", "Welsh"),
+    ]
+    assert found("Lyon", "Geography", "Lyon, also known as Lyons, is a large city in the U.S. state of New York.") == [
+        ("what", "What is Lyon?", "a large city in the U.S. state of New York"),
+        ("where", "Where is Lyon?", "New York"),
+        ("name", "What is Lyon also called?", "Lyons"),
+    ]
+    assert found("Rome", "Geography", "Rome is the capital and largest city of Italy.")[-1] == (
+        "capital",
+        "What is Rome the capital of?",
+        "Italy",
+    )
+    assert found("Ring", "Mathematics", "In ring theory, a ring is a set used to add.") == [
+        ("what", "What is Ring?", "a set"),
+        ("field", "In which field is Ring?", "ring theory"),
+    ]
+    assert found("Jaws", "Arts", "Jaws is a film directed by Steven Spielberg, with a shark.")[1:] == [
+        ("maker", "By whom was Jaws made?", "Steven Spielberg")
+    ]
+    for unsure in ("It is a city.", "Lyon, which is old, was not.", "A river that Lyon calls its own is a river."):
+        assert found("Lyon", "Geography", unsure) == []
+    assert found("Doll", "Arts", "A play was written by Norwegian playwright Ibsen.") == []
+
+
+def test_questions_of_one_article_belong_together(tmp_path: Path) -> None:
+    folder = articles(
+        tmp_path,
+        Ann=("Ann was a Welsh queen.", "Queen", "People"),
+        Bea=("Bea was a Dutch queen.", "Queen", "People"),
+        Cat=("Nobody knows.", "Pet", "Biology"),
+    )
+    corpus = questions.corpus(folder)
+    assert len(corpus.examples) == 4
+    assert len(set(groups(corpus.examples, corpus.alike))) == 1
+    assert corpus.left_out == 1
+
+
+def test_tagged_words_are_read(tmp_path: Path) -> None:
+    text = "\n\tThe/at Fulton/np-tl said/vbd ``/`` 1/2/cd-hl ''/'' --/-- ./.-hl\n\n\n\tJ'/fw-ppl can't/md* --/---hl\n"
+    corpus = brown.tagged({"ca01": ("news", text)})
+    assert [example.text for example in corpus.examples] == ['The Fulton said " 1/2 " -- .', "J' can't --"]
+    tags = [[corpus.labels[tag] for tag in example.label] for example in corpus.examples]
+    assert tags == [["AT", "NP", "VBD", "``", "CD", "''", "--", "."], ["PPL", "MD*", "--"]]
+    assert {(example.domain, example.source) for example in corpus.examples} == {("news", "ca01")}
+
+
+def test_documents_are_not_joined_by_the_sentences_they_share() -> None:
+    """Brown's would all be one; but each stays whole."""
+    documents = {f"c{number}": ("news", "He/pps said/vbd\nNo/rb\n" * 3) for number in range(200)}
+    corpus = brown.tagged(documents)
+    split = split_by_source(corpus, 0.2, 0.2)
+    parts = [{example.source for example in part} for part in (split.train, split.validation, split.held_out)]
+    assert sum(map(len, parts)) == 200
+    assert all(parts)
+    assert len(set(groups(replace(corpus, alike=True).examples))) == 1
+
+
+def test_a_text_is_cut_only_where_the_recipe_says_so(tiny_embedder: Path) -> None:
+    tokenizer = load(str(tiny_embedder)).tokenizer
+    closing = tokenizer.encode("").ids[-1]
+    whole, cut = Reader(tokenizer, 8, cut=True)(["the fox", "the fox and the lazy dog and the fox"])
+    assert not whole.cut
+    assert cut.cut
+    assert len(cut.tokens) == len(cut.segments) == len(cut.offsets) == 8
+    assert cut.tokens[-1] == closing != cut.tokens[-2]
+    [pair] = Reader(tokenizer, 9, cut=True)([("a fox", "the lazy dog and the brown fox")])
+    assert pair.tokens.count(closing) == 2
+    assert pair.segments == [0] * (pair.tokens.index(closing) + 1) + [1] * (8 - pair.tokens.index(closing))
+    with pytest.raises(RecipeError, match=r"data\.most_tokens: \d+ tokens, at most 8.*'the fox and"):
+        Reader(tokenizer, 8, cut=False)(["the fox and the lazy dog and the fox"])
+
+
+# ---- labels
+
+
+def test_every_label_has_its_precision_and_recall() -> None:
+    read = Read([2, 3], [0, 0], [(0, 0), (0, 0)], cut=True)
+    items = [Labelled(read, label, domain) for label, domain in ((1, "a"), (1, "a"), (1, "b"), (0, "b"))]
+    said = torch.tensor([[0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    figures = Labels(("HAM", "SPAM", "NEITHER")).figures(items, said)
+    assert figures == {
+        "accuracy": 0.25,
+        "a": 0.5,
+        "b": 0.0,
+        "precision of HAM": 0.0,
+        "precision of SPAM": 0.5,
+        "recall of HAM": 0.0,
+        "recall of SPAM": pytest.approx(1 / 3),
+    }
+    assert Labels(("HAM", "SPAM")).cut(items) == 4
+
+
+# ---- tags
+
+
+def tiny_recipe(architecture: str, source: str, **plan: float) -> recipe.Recipe:
+    return recipe.Recipe(
+        architecture=architecture,
+        seed=3,
+        threads=1,
+        trunk=recipe.Trunk(name="tiny", folder=Path()),
+        data=recipe.Data(source=source, batch=16),
+        lora=LowRank(rank=4, alpha=8, targets=TARGETS),
+        plan=Plan(**{"epochs": 8, "rate": 1e-2, **plan}),  # type: ignore[arg-type]
+    )
+
+
+def followed(chosen: recipe.Recipe, folder: Path, split: Split, labels: tuple[str, ...], out: Path) -> recipe.Result:
+    """On one thread: for matrices this small a second one costs more than it brings."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return recipe.learn(chosen, folder, split, Corpus([], labels), Place(out))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def spoken(count: int, seed: int) -> list[Example[tuple[int, ...]]]:
+    """Words of several tokens that are nouns after "the", else verbs; so the words alone do not tell."""
+    draw = random.Random(seed)
+    examples = []
+    for number in range(count):
+        text: list[str] = []
+        tags: list[int] = []
+        for _ in range(draw.randint(2, 5)):
+            word = draw.choice(["jumps", "overloved", "filmshot", "do-good"])
+            if draw.random() < 0.5:
+                text, tags = [*text, "the"], [*tags, 0]
+            text, tags = [*text, word], [*tags, 1 if text[-1:] == ["the"] else 2]
+        examples.append(Example(" ".join(text), tuple(tags), ("film", "dog")[number % 2], str(number)))
+    return examples
+
+
+@pytest.fixture(scope="module")
+def tagger(tiny_embedder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[recipe.Result, Checkpoint]:
+    split = Split(spoken(900, 0), spoken(10, 1), spoken(80, 2))
+    chosen = tiny_recipe("BertForTokenClassification", "brown")
+    result = followed(chosen, tiny_embedder, split, ("DET", "NOUN", "VERB"), tmp_path_factory.mktemp("tags"))
+    return result, load(f"{tiny_embedder}+{result.made}")
+
+
+def test_a_tiny_network_learns_tags_from_their_neighbours(tagger: tuple[recipe.Result, Checkpoint]) -> None:
+    result, _ = tagger
+    assert set(result.held_out) == {"loss", "accuracy", "film", "dog"}
+    assert result.held_out["accuracy"] > 0.92
+    assert 0.4 < result.baselines["commonest tag of the word"] < 0.8
+    assert result.baselines["words not learned"] == 0
+
+
+def test_a_written_tagger_answers_for_every_token(tagger: tuple[recipe.Result, Checkpoint]) -> None:
+    _, served = tagger
+    assert served.task == "tag"
+    assert served.labels == ("DET", "NOUN", "VERB")
+    text = "the filmshot do-good"
+    encoding = served.tokenizer.encode(text)
+    batch = Ragged.of([encoding.ids])
+    with torch.no_grad():
+        said = served.head.close(served.head(served.network(batch), batch.starts))
+    assert said.shape == (len(encoding), 3)
+    first = [encoding.offsets.index(span) for span in encoding.offsets if span[1] > 0 and span[0] in (0, 4, 13)]
+    assert [served.labels[int(said[row].argmax())] for row in first] == ["DET", "NOUN", "VERB"]
+
+
+def test_peft_reads_the_same_tags(tagger: tuple[recipe.Result, Checkpoint], tiny_embedder: Path) -> None:
+    result, served = tagger
+    base = BertForTokenClassification.from_pretrained(tiny_embedder, num_labels=3)
+    theirs = PeftModel.from_pretrained(base, str(result.made)).eval()
+    ids = served.tokenizer.encode("the filmshot do-good").ids
+    batch = Ragged.of([ids])
+    with torch.no_grad():
+        mine = served.head(served.network(batch), batch.starts)
+        reference = theirs(torch.tensor([ids])).logits[0]
+    torch.testing.assert_close(mine, reference, rtol=0, atol=1e-4)
+
+
+def test_a_word_is_its_first_token_and_none_is_forgotten(tiny_embedder: Path) -> None:
+    read = Reader(load(str(tiny_embedder)).tokenizer, 10, cut=True)
+    example = Example("overloved \u200b do-good fox filmshot filmshot", (1, 2, 3, 4, 5, 6), "film", "1")
+    [text] = read([example.text])
+    item = sentence(example, text)
+    assert item.cut
+    starts = [text.offsets[row][0] for row in item.rows]
+    assert starts == [0, 12, *(start for start in (20, 24, 33) if start in starts)]
+    assert item.words[:2] == ["overloved", "do-good"]
+    assert item.tags[:2] == [1, 3]
+    assert item.lost == 6 - len(item.tags) > 1
+    lesson = Tags()
+    right = torch.nn.functional.one_hot(torch.tensor(item.tags), 7).float()
+    assert lesson.figures([item], right)["accuracy"] == len(item.tags) / 6
+    packed = lesson.pack([item, item], read, learning=True)
+    assert packed.rows == [*item.rows, *(row + len(item.tokens) for row in item.rows)]
+    assert packed.right == item.tags * 2
+
+
+def test_of_tokens_that_share_a_character_the_first_is_the_word() -> None:
+    text = Read([2, 7, 8, 9, 3], [0] * 5, [(0, 0), (0, 1), (0, 1), (2, 4), (0, 0)], cut=False)
+    assert sentence(Example("\N{GRINNING FACE} go", (5, 6), "film", "1"), text).rows == [1, 3]
+
+
+# ---- passages
+
+
+def described(count: int) -> list[Example[str]]:
+    names = ["fox", "dog", "film", "money"]
+    return [
+        Example(f"w{n} is a {names[n % 4]}, quick and w{n + 1}", f"w{n} {names[n % 4]}", "ab"[n % 2], f"t{n}")
+        for n in range(count)
+    ]
+
+
+def test_candidates_are_others_hard_and_easy_in_turn() -> None:
+    examples = [*described(60), Example("another w7 fox", "w7 money", "a", "twin")]
+    rows = pairs.candidates(examples)
+    assert rows == pairs.candidates(examples)
+    for row, others in enumerate(rows):
+        assert len(set(others)) == len(others) == MEASURED - 1
+        assert row not in others
+        assert all(examples[other].label != examples[row].label for other in others)
+    twins = [n for n, example in enumerate(examples) if example.label == "w7 money"]
+    assert not {60} & set(rows[twins[0]])
+    # Text n - 1 names w{n}, nothing else beside n itself does: it is the hardest.
+    assert all(rows[n][0] == n - 1 for n in range(1, 60) if n not in (7, 8))
+    kin = [sum(examples[other].domain == examples[row].domain for other in others) for row, others in enumerate(rows)]
+    assert min(kin) >= 10
+    with pytest.raises(RecipeError, match="40 passages are too few to find one among 20 others"):
+        Pairs().items(examples[:40], lambda texts: [Read([], [], [], cut=False) for _ in texts])  # type: ignore[arg-type]
+
+
+def test_a_rank_counts_who_scores_as_much() -> None:
+    items = [Ranked("q", ("a", "b", "c", "d"), cut=False)] * 3
+    said = torch.tensor([[2.0, 1.0, 0.0, -1.0], [1.0, 1.0, 3.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    figures = Pairs().figures(items, said)
+    assert figures == {
+        "MRR": pytest.approx((1 + 1 / 3 + 1 / 4) / 3),
+        "recall@1": pytest.approx(1 / 3),
+        "recall@5": 1.0,
+    }
+
+
+def test_vectors_are_asked_the_same() -> None:
+    places = {"near": (1.0, 0.0), "far": (0.0, 1.0), "q": (0.9, 0.1), "r": (0.1, 0.9)}
+    items = [Ranked("q", ("near", "far"), cut=False), Ranked("r", ("near", "far"), cut=False)]
+    found = Pairs().baselines([], items, lambda texts: torch.tensor([places[text] for text in texts]))
+    assert found == {"embeddings MRR": 0.75, "embeddings recall@1": 0.5, "embeddings recall@5": 1, "by lot MRR": 0.75}
+
+
+def test_a_ranker_is_learned_compared_and_read_back(tiny_embedder: Path, tmp_path: Path) -> None:
+    examples = described(240)
+    split = Split(examples[:150], examples[150:195], examples[195:])
+    chosen = tiny_recipe("BertForSequenceClassification", "leads", epochs=1)
+    result = followed(chosen, tiny_embedder, split, ("RELEVANCE",), tmp_path)
+    assert {"MRR", "recall@1", "recall@5", "loss"} == set(result.held_out)
+    baseline = result.baselines
+    assert baseline["by lot MRR"] == pytest.approx(sum(1 / rank for rank in range(1, 21)) / 20)
+    assert 0 <= baseline["embeddings recall@1"] <= baseline["embeddings MRR"] <= 1
+    served = load(f"{tiny_embedder}+{result.made}")
+    assert served.task == "rank"
+    items = Pairs().items(split.held_out, Reader(served.tokenizer, 256, cut=False))
+    packed = Pairs().pack(items[:1], Reader(served.tokenizer, 256, cut=False), learning=False)
+    batch = Ragged.of(packed.sequences, packed.segments)
+    with torch.no_grad():
+        raw = served.head(served.network(batch), batch.starts)
+        seen = scores(served.network, served.head, packed)
+        closed = served.head.close(raw)
+    assert closed.shape == (MEASURED, 1)
+    torch.testing.assert_close(seen, raw.T)  # query and passage told apart, as they are when served
+    assert ((closed > 0) & (closed < 1)).all()
+
+
+# ---- answers that stand in a text
+
+
+def about(asked: str, text: str, answer: str, tokenizer: Tokenizer, limit: int = 64) -> spans.Question:
+    begins = text.index(answer)
+    [read] = Reader(tokenizer, limit, cut=True)([(asked, text)])
+    return spans.question(Example((asked, text), (begins, begins + len(answer)), "what", "1"), read)
+
+
+def test_an_answer_is_the_tokens_that_it_touches(tiny_embedder: Path) -> None:
+    words = load(str(tiny_embedder)).tokenizer
+    item = about("the fox", "a quick filmshot, overloved dog", "filmshot", words)
+    assert item.said(*item.right) == "filmshot"
+    assert item.rows[0] == 0
+    assert [item.said(at, at) for at in (1, 2)] == ["a", "quick"]
+    assert all(item.read.segments[row] for row in item.rows[1:])
+    shorter = about("the fox", "a quick filmshot, overloved dog", "overloved dog", words, limit=10)
+    assert shorter.read.cut
+    assert shorter.right == (0, 0)
+    with pytest.raises(RecipeError, match=r"no token of the second text is read.*'the fox the fox"):
+        about("the fox " * 9, "a dog", "dog", words, limit=8)
+
+
+def test_two_choices_are_made_among_the_tokens_of_each_text(tiny_embedder: Path) -> None:
+    """As where every text is alone, whatever stands beside it."""
+    loaded = load(str(tiny_embedder))
+    torch.manual_seed(0)
+    head, lesson = TokenHead(loaded.config, 2, "none"), Spans()
+    items = [about("a fox", text, "dog", loaded.tokenizer) for text in ("the dog", "a quick brown dog jumps", "dog")]
+    read = Reader(loaded.tokenizer, 64, cut=False)
+    with torch.no_grad():
+        together = scores(loaded.network, head, lesson.pack(items, read, learning=True))
+        for at, item in enumerate(items):
+            batch = Ragged.of([item.read.tokens], [item.read.segments])
+            alone = head(loaded.network(batch), batch.starts)[item.rows].T
+            torch.testing.assert_close(together[2 * at : 2 * at + 2, : len(item.rows)], alone, rtol=1e-4, atol=1e-4)
+            assert together[2 * at : 2 * at + 2, len(item.rows) :].eq(-torch.inf).all()
+    assert lesson.pack(items, read, learning=True).right == [place for item in items for place in item.right]
+
+
+def test_the_best_place_ends_where_it_begins_or_later() -> None:
+    begins, ends = torch.full((50,), -9.0), torch.full((50,), -9.0)
+    begins[0] = ends[0] = 99  # that there is none is never said
+    begins[40], ends[3], ends[41], begins[5] = 5, 9, 4, 3
+    assert spans.best(begins, ends) == (40, 41)
+    begins[40] = -torch.inf  # 5 to 41 would be too long
+    ends[20] = 1
+    assert spans.best(begins, ends) == (5, 20)
+    begins[3] = 1
+    assert spans.best(begins, ends) == (3, 3)
+
+
+def test_answers_are_compared_as_squad_does(tiny_embedder: Path) -> None:
+    words = load(str(tiny_embedder)).tokenizer
+    items = [about("a fox", "the quick brown dog jumps", answer, words) for answer in ("quick brown dog", "jumps")]
+    figures = spans.told(items, ["The quick, brown DOG!", "dog jumps"])
+    assert figures == {"exact": 0.5, "F1": pytest.approx((1 + 2 / 3) / 2), "what": 0.5}
+    assert spans.told(items, ["a", "fox"]) == {"exact": 0, "F1": 0, "what": 0}
+    found = Spans().baselines([items[1], items[1]], items, lambda _: torch.empty(0))
+    assert found["usual place exact"] == 0.5
+    assert found["whole text F1"] == pytest.approx((2 * 3 / (3 + 4) + 2 / (1 + 4)) / 2)
+
+
+# ---- recipes
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_is_read(path: Path) -> None:
+    read = recipe.read(path)
+    assert read.data.source in SOURCES
+    assert read.trunk.package == quickstart.ENCODER.package
+
+
+def test_every_source_is_learned_by_some_recipe() -> None:
+    learned = {recipe.read(path).data.source for path in ALL if "[trunk]" in path.read_text()}
+    assert learned == set(SOURCES)
+
+
+def test_an_architecture_without_the_head_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
+    split = Split(spoken(4, 0), spoken(4, 1), spoken(4, 2))
+    with pytest.raises(RecipeError, match=r"'BertForSequenceCl.*can tag; there are: BertForTokenClassification"):
+        recipe.learn(
+            tiny_recipe("BertForSequenceClassification", "brown"),
+            tiny_embedder,
+            split,
+            Corpus([], ("A",)),
+            Place(tmp_path),
+        )
+
+
+def test_more_than_the_trunk_reads_is_refused(tiny_embedder: Path, tmp_path: Path) -> None:
+    chosen = tiny_recipe("BertForTokenClassification", "brown")
+    wrong = recipe.Recipe(**{**vars(chosen), "data": recipe.Data(source="brown", most_tokens=257)})
+    with pytest.raises(RecipeError, match=r"data\.most_tokens: 257 is more than the trunk reads, 256"):
+        recipe.learn(wrong, tiny_embedder, Split(*[spoken(4, 0)] * 3), Corpus([], ("A",)), Place(tmp_path))

@@ -1,0 +1,1 @@
+"""Data sets, and vocabularies learned from them."""

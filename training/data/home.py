@@ -1,0 +1,58 @@
+"""Sentences of one program's screens, in English and in German: what Home Assistant's translators wrote (Apache-2.0).
+
+It doesn't know how they are divided or learned.  The package is read, never installed or run.  A sentence that stands
+in many places stands here once for each of its translations; where both languages say the same there is nothing to
+learn.
+"""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from polyhead.models.checkpoint.folder_files import read_json
+from polyhead.models.checkpoint.package_files import Package, gather
+
+from .examples import WORD, Corpus, Example
+
+PACKAGE = Package(
+    name="homeassistant",
+    version="2026.11.0",
+    sha256="7ca5fbde9dea879ac7723949fc84347aac5182e6309c357b2e4973fd391b00f7",
+    kind="wheel",
+    python="3.14.2",
+)
+FOLDER = "homeassistant/components"
+FILE = "translations/{}.json"
+
+
+def corpus(downloads: Path) -> Corpus[str]:
+    """Download the package once, check it, and read every sentence and its translation."""
+    folder = downloads / "homeassistant"
+    gather(PACKAGE, folder, *(f"{FOLDER}/*/{FILE.format(language)}" for language in ("en", "de")))
+    return paired(folder / FOLDER)
+
+
+def paired(folder: Path) -> Corpus[str]:
+    """Of a folder of components, each of which has its sentences by language.  All that is said of one source, in
+    whatever case and with whatever punctuation, belongs together."""
+    pairs: dict[tuple[str, str], None] = {}
+    for english in sorted(folder.glob(f"*/{FILE.format('en')}")):
+        german = english.with_name("de.json")
+        if german.exists():
+            ours, theirs = dict(sentences(read_json(english))), dict(sentences(read_json(german)))
+            pairs |= {(ours[key], theirs[key]): None for key in ours if key in theirs}
+    examples = [
+        Example(source, target, "en-de", " ".join(WORD.findall(source.lower())) or source)
+        for source, target in pairs
+        if source != target
+    ]
+    return Corpus(examples, (), alike=False)
+
+
+def sentences(tree: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """The leaves of nested objects, by their way there."""
+    for key, value in tree.items():
+        if isinstance(value, str):
+            yield f"{path}.{key}", value
+        else:
+            yield from sentences(value, f"{path}.{key}")

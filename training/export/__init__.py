@@ -1,0 +1,1 @@
+"""Trained networks and adapters, written as folders that others read."""

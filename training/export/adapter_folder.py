@@ -1,0 +1,151 @@
+"""Writes what was learned as a PEFT folder: low-rank matrices and head under the names of the base checkpoint.
+
+It doesn't know how they were learned.  Nothing here states a family's names: the base checkpoint's own names, run
+through the family's renames, say which of theirs became ours, and that table is read backwards.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save as serialized
+from torch import Tensor, nn
+
+from polyhead.models.architectures import (
+    FAMILIES,
+    Family,
+    HeadSpec,
+    rename,
+)
+from polyhead.models.checkpoint.tensor_files import safetensors
+
+from ..loop.errors import RecipeError
+from ..loop.lora_training import LoraLinear, LowRank
+
+WEIGHTS = "adapter_model.safetensors"
+TASKS = {"classify": "SEQ_CLS", "tag": "TOKEN_CLS", "span": "QUESTION_ANS"}  # PEFT's words for what a head does
+HEADS = (
+    "{prefix}.pooler.dense",
+    "{prefix}.pooler",
+    "pre_classifier",
+    "classifier.dense",
+    "classifier.out_proj",
+    "classifier",
+    "head.dense",
+    "head.norm",
+    "score",
+    "qa_outputs",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """All that goes into the folder.  `base` is the folder trained on, `base_name` what others know it by."""
+
+    base: Path
+    base_name: str
+    family: str
+    architecture: str
+    shape: LowRank
+    layers: Mapping[str, LoraLinear]
+    head: nn.Module
+    labels: Sequence[str]
+
+
+def save(adapter: Adapter, folder: Path, dtype: torch.dtype = torch.float16) -> None:
+    """Write adapter_config.json, adapter_model.safetensors and config.json, as PEFT would."""
+    family = FAMILIES[adapter.family]
+    spec = family.heads[adapter.architecture]
+    body, head = body_names(adapter.base, family), head_names(family, spec)
+    tensors: dict[str, Tensor] = {}
+    for name, layer in adapter.layers.items():
+        theirs = f"base_model.model.{body[name]}"
+        tensors |= {f"{theirs}.lora_A.weight": layer.a, f"{theirs}.lora_B.weight": layer.b}
+    for name, tensor in adapter.head.state_dict().items():
+        module, _, kind = name.rpartition(".")
+        tensors[f"base_model.model.{head[module]}.{kind}"] = tensor
+    kept = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in sorted(tensors.items())}
+    saved = sorted({name.removeprefix(f"{family.prefix}.").split(".")[0] for name in head.values()})
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / WEIGHTS).write_bytes(serialized(kept, metadata={"format": "pt"}))
+    write_json(folder / "adapter_config.json", peft_config(adapter, [body[name] for name in adapter.layers], saved))
+    write_json(folder / "config.json", labels_config(adapter.architecture, spec.kind, adapter.labels))
+
+
+def head_spec(family: Family, architecture: str, kind: str) -> HeadSpec:
+    spec = family.heads.get(architecture)
+    if spec is None or spec.kind != kind:
+        known = ", ".join(name for name, spec in family.heads.items() if spec.kind == kind)
+        raise RecipeError(
+            f"architecture: {architecture!r} has no head of the base's family that can {kind}; there are: {known}"
+        )
+    return spec
+
+
+def body_names(base: Path, family: Family) -> dict[str, str]:
+    """Our module name -> theirs, with the base model's prefix, for every weight matrix in the base folder."""
+    names = {}
+    for file in sorted(base.glob("*.safetensors")):
+        for theirs, entry in safetensors(file).items():
+            pieces = rename(family, (), theirs, torch.empty(entry.shape, device="meta"))
+            if len(pieces) == 1 and pieces[0][1].is_contiguous() and theirs.endswith(".weight"):
+                module = theirs.removeprefix(f"{family.prefix}.").removesuffix(".weight")
+                names[pieces[0][0].removesuffix(".weight")] = f"{family.prefix}.{module}"
+    if not names:
+        raise RecipeError(f"base: {base} holds no safetensors file to take names from; an adapter needs such a folder")
+    return names
+
+
+def refuse_unnamed(base: Path, family: Family, layers: Iterable[str]) -> None:
+    """RecipeError where the base's files hold a layer transposed, or as one with others: PEFT would adapt it so."""
+    if missing := sorted(set(layers) - body_names(base, family).keys()):
+        raise RecipeError(f"lora.targets: {missing[0]} is stored transposed or as one with others; name other layers")
+
+
+def head_names(family: Family, spec: HeadSpec) -> dict[str, str]:
+    """Our module name in the head -> theirs."""
+    names = {}
+    for theirs in (module.format(prefix=family.prefix) for module in HEADS):
+        bare = f"{theirs}.weight".removeprefix(f"{family.prefix}.")
+        if any(re.search(pattern, bare) for pattern, _ in spec.renames):
+            [(ours, _)] = rename(family, spec.renames, bare, torch.empty(0, device="meta"))
+            module = ours.removeprefix("head.").removesuffix(".weight")
+            if "." not in module:  # another family's name that begins as this one's
+                names[module] = theirs
+    return names
+
+
+def peft_config(adapter: Adapter, targets: list[str], saved: list[str]) -> dict[str, object]:
+    """The fields of PEFT's LoraConfig that carry something; the others keep their defaults there."""
+    kind = FAMILIES[adapter.family].heads[adapter.architecture].kind
+    return {
+        "peft_type": "LORA",
+        "task_type": TASKS[kind],
+        "base_model_name_or_path": adapter.base_name,
+        "r": adapter.shape.rank,
+        "lora_alpha": adapter.shape.alpha,
+        "lora_dropout": adapter.shape.dropout,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "inference_mode": True,
+        "target_modules": targets,
+        "modules_to_save": saved,
+    }
+
+
+def labels_config(architecture: str, kind: str, labels: Sequence[str]) -> dict[str, object]:
+    """What a new head changes in the base's config.json."""
+    config: dict[str, object] = {"architectures": [architecture]}
+    if kind != "span":  # what a span begins and ends with has no name
+        config["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        config["label2id"] = {label: index for index, label in enumerate(labels)}
+    if kind == "classify" and len(labels) > 1:
+        config["problem_type"] = "single_label_classification"
+    return config
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")

@@ -1,0 +1,204 @@
+"""Networks that were made here, written as the folders that others know: config.json, weights under their names.
+
+It doesn't know how they were learned.  The one idea: a table of names from ours to theirs for a family's body, and one
+for each head it may have; "{n}" is the number of a block.  What the world keeps transposed or as one is said beside it.
+The way back is models.architectures', which tests hold against this.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from polyhead.models.network.encoder_decoder import EncoderDecoder
+from polyhead.models.network.model_config import EncoderDecoderConfig, ModelConfig
+from polyhead.models.network.transformer import Transformer
+
+GPT = {
+    "tokens": "transformer.wte",
+    "position.table": "transformer.wpe",
+    "blocks.{n}.attention_norm": "transformer.h.{n}.ln_1",
+    "blocks.{n}.attention.output": "transformer.h.{n}.attn.c_proj",
+    "blocks.{n}.mlp_norm": "transformer.h.{n}.ln_2",
+    "blocks.{n}.mlp.up": "transformer.h.{n}.mlp.c_fc",
+    "blocks.{n}.mlp.down": "transformer.h.{n}.mlp.c_proj",
+    "final_norm": "transformer.ln_f",
+}
+GPT_TRANSPOSED = ("c_proj.weight", "c_fc.weight", "c_attn.weight")
+BERT = {
+    "tokens": "bert.embeddings.word_embeddings",
+    "position.table": "bert.embeddings.position_embeddings",
+    "segments": "bert.embeddings.token_type_embeddings",
+    "embedding_norm": "bert.embeddings.LayerNorm",
+    "blocks.{n}.attention.query": "bert.encoder.layer.{n}.attention.self.query",
+    "blocks.{n}.attention.key": "bert.encoder.layer.{n}.attention.self.key",
+    "blocks.{n}.attention.value": "bert.encoder.layer.{n}.attention.self.value",
+    "blocks.{n}.attention.output": "bert.encoder.layer.{n}.attention.output.dense",
+    "blocks.{n}.attention_norm": "bert.encoder.layer.{n}.attention.output.LayerNorm",
+    "blocks.{n}.mlp.up": "bert.encoder.layer.{n}.intermediate.dense",
+    "blocks.{n}.mlp.down": "bert.encoder.layer.{n}.output.dense",
+    "blocks.{n}.mlp_norm": "bert.encoder.layer.{n}.output.LayerNorm",
+}
+BERT_HIDDEN = {
+    "dense": "cls.predictions.transform.dense",
+    "norm": "cls.predictions.transform.LayerNorm",
+    "output": "cls.predictions",
+}
+BERT_FOLLOWS = {"dense": "bert.pooler.dense", "out": "cls.seq_relationship"}
+BERT_HEADS: Mapping[str, tuple[Mapping[str, str], ...]] = {
+    "BertModel": (),
+    "BertForPreTraining": (BERT_HIDDEN, BERT_FOLLOWS),
+    "BertForSequenceClassification": ({"dense": "bert.pooler.dense", "out": "classifier"},),
+    "BertForTokenClassification": ({"out": "classifier"},),
+    "BertForQuestionAnswering": ({"out": "qa_outputs"},),
+}
+GPT_HEADS: Mapping[str, tuple[Mapping[str, str], ...]] = {
+    "GPT2LMHeadModel": ({},),  # its matrix is that of the tokens
+    "GPT2ForSequenceClassification": ({"out": "score"},),
+}
+
+HALF = {
+    "blocks.{n}.attention.query": "layers.{n}.self_attn.q_proj",
+    "blocks.{n}.attention.key": "layers.{n}.self_attn.k_proj",
+    "blocks.{n}.attention.value": "layers.{n}.self_attn.v_proj",
+    "blocks.{n}.attention.output": "layers.{n}.self_attn.out_proj",
+    "blocks.{n}.attention_norm": "layers.{n}.self_attn_layer_norm",
+    "blocks.{n}.cross.query": "layers.{n}.encoder_attn.q_proj",
+    "blocks.{n}.cross.key": "layers.{n}.encoder_attn.k_proj",
+    "blocks.{n}.cross.value": "layers.{n}.encoder_attn.v_proj",
+    "blocks.{n}.cross.output": "layers.{n}.encoder_attn.out_proj",
+    "blocks.{n}.cross_norm": "layers.{n}.encoder_attn_layer_norm",
+    "blocks.{n}.mlp.up": "layers.{n}.fc1",
+    "blocks.{n}.mlp.down": "layers.{n}.fc2",
+    "blocks.{n}.mlp_norm": "layers.{n}.final_layer_norm",
+    "final_norm": "layer_norm",
+}
+KINDS = {"post": ("marian", "MarianMTModel"), "pre": ("pegasus", "PegasusForConditionalGeneration")}
+
+
+def theirs(module: nn.Module, names: Mapping[str, str], depth: int = 1) -> Iterator[tuple[str, Tensor]]:
+    """The parameters of the modules in the table, under their names."""
+    tensors = module.state_dict()
+    for ours, name in names.items():
+        for n in range(depth if "{n}" in ours else 1):
+            for kind in ("weight", "bias"):
+                if (key := f"{ours.format(n=n)}.{kind}") in tensors:
+                    yield f"{name.format(n=n)}.{kind}", tensors[key]
+
+
+def gpt_body(network: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
+    """Query, key and value are one matrix, and matrices are transposed."""
+    tensors = dict(theirs(network, GPT, config.depth))
+    state = network.state_dict()
+    for n in range(config.depth):
+        for kind in ("weight", "bias"):
+            parts = [state[f"blocks.{n}.attention.{part}.{kind}"] for part in ("query", "key", "value")]
+            tensors[f"transformer.h.{n}.attn.c_attn.{kind}"] = torch.cat(parts)
+    return {name: each.t() if name.endswith(GPT_TRANSPOSED) else each for name, each in tensors.items()}
+
+
+def gpt_config(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "model_type": "gpt2",
+        "vocab_size": config.vocab_size,
+        "n_positions": config.max_positions,
+        "n_embd": config.width,
+        "n_layer": config.depth,
+        "n_head": config.heads,
+        "n_inner": config.mlp_width,
+        "activation_function": "gelu_new",
+        "layer_norm_epsilon": config.norm_eps,
+        "tie_word_embeddings": True,
+    }
+
+
+def bert_body(network: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
+    return dict(theirs(network, BERT, config.depth))
+
+
+def bert_config(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "model_type": "bert",
+        "vocab_size": config.vocab_size,
+        "max_position_embeddings": config.max_positions,
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "num_attention_heads": config.heads,
+        "intermediate_size": config.mlp_width,
+        "hidden_act": "gelu",
+        "layer_norm_eps": config.norm_eps,
+        "type_vocab_size": config.segments,
+        "pad_token_id": 0,
+        "tie_word_embeddings": True,
+    }
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a family writes a body, and what it calls the modules of each head; `config` describes one made here."""
+
+    body: Callable[[nn.Module, ModelConfig], dict[str, Tensor]]
+    heads: Mapping[str, tuple[Mapping[str, str], ...]]
+    config: Callable[[ModelConfig], dict[str, Any]]
+
+
+FORMS: Mapping[str, Form] = {
+    "bert": Form(bert_body, BERT_HEADS, bert_config),
+    "gpt2": Form(gpt_body, GPT_HEADS, gpt_config),
+}
+
+
+def write_network(
+    form: Form, architecture: str, modules: Sequence[nn.Module], folder: Path, said: Mapping[str, Any]
+) -> None:
+    """A Transformer and the modules of its head, as transformers' class of that name; `said` goes into config.json."""
+    network, *heads = modules
+    assert isinstance(network, Transformer)
+    tensors = form.body(network, network.config)
+    for head, names in zip(heads, form.heads[architecture], strict=True):
+        tensors |= dict(theirs(head, names))
+    tensors.pop("cls.predictions.weight", None)  # the matrix of the tokens
+    write(folder, tensors, {**said, "architectures": [architecture]})
+
+
+def write_translator(network: EncoderDecoder, config: EncoderDecoderConfig, ids: tuple[int, int], folder: Path) -> None:
+    """As transformers' MarianMTModel, or with the norm before as PegasusForConditionalGeneration; `ids` pad and end."""
+    shape, (pad, end) = config.encoder, ids
+    tensors = {"model.shared.weight": network.encoder.tokens.weight}
+    for side, half in (("encoder", network.encoder), ("decoder", network.decoder)):
+        tensors |= {f"model.{side}.{name}": each for name, each in theirs(half, HALF, shape.depth)}
+    tensors["final_logits_bias"] = torch.zeros(1, shape.vocab_size)
+    kind, architecture = KINDS[shape.norm_order]
+    sides = {"layers": shape.depth, "attention_heads": shape.heads, "ffn_dim": shape.mlp_width}
+    special = {"pad_token_id": pad, "eos_token_id": end, "decoder_start_token_id": config.start}
+    described = {
+        "model_type": kind,
+        "architectures": [architecture],
+        "vocab_size": shape.vocab_size,
+        "d_model": shape.width,
+        **{f"{side}_{name}": value for side in ("encoder", "decoder") for name, value in sides.items()},
+        "max_position_embeddings": shape.max_positions,
+        "activation_function": shape.activation,
+        "scale_embedding": True,
+        "static_position_embeddings": True,
+        "forced_eos_token_id": None,
+        "tie_word_embeddings": True,
+        **special,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    writing = {**special, "max_length": shape.max_positions, "bad_words_ids": [[pad]]}
+    (folder / "generation_config.json").write_text(json.dumps(writing, indent=2) + "\n")
+    write(folder, tensors, described)
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], described: Mapping[str, Any]) -> None:
+    """config.json comes last: without it a folder is no checkpoint."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: each.detach().to("cpu", torch.float32).contiguous().clone() for name, each in tensors.items()}
+    (folder / "model.safetensors").write_bytes(save(kept, metadata={"format": "pt"}))
+    (folder / "config.json").write_text(json.dumps({**described, "dtype": "float32"}, indent=2) + "\n")

@@ -1,0 +1,79 @@
+"""Low-rank adaptation (Hu et al. 2022, arXiv:2106.09685), put around a network's linear layers from outside.
+
+It doesn't know what the network is for.  The one idea: the frozen matrix W becomes W + (alpha / rank) B A, and only
+the small A and B are learned and shipped.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .errors import RecipeError
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRank:
+    """How layers are adapted: `targets` are ends of module names such as "attention.query"."""
+
+    rank: PositiveInt
+    alpha: float
+    dropout: float = 0.0
+    targets: tuple[str, ...]
+
+
+class LoraLinear(nn.Module):
+    """A frozen linear layer and what is learned beside it.  B starts at zero, so nothing changes at first."""
+
+    def __init__(self, linear: nn.Linear, shape: LowRank) -> None:
+        super().__init__()
+        self.linear, self.dropout, self.scale = linear, nn.Dropout(shape.dropout), shape.alpha / shape.rank
+        self.a = nn.Parameter(torch.empty(shape.rank, linear.in_features))
+        self.b = nn.Parameter(torch.zeros(linear.out_features, shape.rank))
+        nn.init.kaiming_uniform_(self.a, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., in] to [..., out]."""
+        out: Tensor = self.linear(x)
+        return out + F.linear(F.linear(self.dropout(x), self.a), self.scale * self.b)
+
+    @torch.no_grad()
+    def merged(self) -> nn.Linear:
+        """The linear layer with what was learned added to it."""
+        self.linear.weight += self.scale * self.b @ self.a
+        return self.linear
+
+
+def wrap(network: nn.Module, shape: LowRank) -> dict[str, LoraLinear]:
+    """Freeze the network and put adapters around the target layers, in place.  Returns them by module name."""
+    linears = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear)}
+    for target in shape.targets:
+        if not any(ends_in(name, target) for name in linears):
+            known = ", ".join(sorted({".".join(name.split(".")[2:]) or name for name in linears}))
+            raise RecipeError(f"lora.targets: no linear layer ends in {target!r}; there are {known}")
+    network.requires_grad_(False)
+    adapted = {
+        name: LoraLinear(linear, shape)
+        for name, linear in linears.items()
+        if any(ends_in(name, target) for target in shape.targets)
+    }
+    replace(network, adapted)
+    return adapted
+
+
+def merge(network: nn.Module, adapted: dict[str, LoraLinear]) -> None:
+    """Put plain linear layers back, with what was learned inside them."""
+    replace(network, {name: layer.merged() for name, layer in adapted.items()})
+
+
+def replace(network: nn.Module, modules: Mapping[str, nn.Module]) -> None:
+    for name, module in modules.items():
+        network.set_submodule(name, module)
+
+
+def ends_in(name: str, target: str) -> bool:
+    return f".{name}".endswith(f".{target}")

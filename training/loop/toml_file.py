@@ -1,0 +1,51 @@
+"""A TOML file read strictly: a field that is not known, or no value of its kind, is an error that names it.
+
+It doesn't know what is in it.  A file may name a `base` beside it: what it says itself comes before what stands there.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import TypeAdapter, ValidationError
+
+from .errors import RecipeError
+
+Read = TypeVar("Read")
+
+
+def content(path: Path) -> dict[str, Any]:
+    """What stands in the file and in those that it is based on; RecipeError if one cannot be read."""
+    said, seen = table(path), [path]
+    while base := said.pop("base", None):
+        path = path.parent / str(base)
+        if path in seen:
+            raise RecipeError(f"{path}: base: it is based on itself")
+        seen.append(path)
+        said = merged(table(path), said)
+    return said
+
+
+def table(path: Path) -> dict[str, Any]:
+    """What stands in the file, as it stands there."""
+    try:
+        return tomllib.loads(path.read_text("utf-8"))
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: no TOML: {error}") from None
+
+
+def merged(first: dict[str, Any], then: dict[str, Any]) -> dict[str, Any]:
+    """Both, and what `then` says where both say something; tables are merged in turn."""
+    tables = [name for name, value in then.items() if isinstance(value, dict) and isinstance(first.get(name), dict)]
+    return {**first, **then, **{name: merged(first[name], then[name]) for name in tables}}
+
+
+def checked(kind: type[Read], given: Any, path: Path, *within: str) -> Read:
+    """The same as a `kind`, where it stood `within` the tables of the file; RecipeError names the fields at fault."""
+    try:
+        return TypeAdapter(kind).validate_python(given)
+    except ValidationError as error:
+        faults = [f"{'.'.join(map(str, (*within, *fault['loc'])))}: {fault['msg']}" for fault in error.errors()]
+        raise RecipeError(f"{path}: {'; '.join(faults)}") from None

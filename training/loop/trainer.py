@@ -1,0 +1,202 @@
+"""The training loop: batches in, smaller losses out.
+
+It doesn't know what is learned: a task hands it batches, losses and an evaluation.  AdamW, a learning rate that follows
+a schedule, clipped gradients, evaluations, a journal of all of it, and a saved run that goes on to the bit.
+
+The one idea: a step's loss is a mean over all that is learned from in it, however it was cut into batches.  So what
+each batch's means count for is known before the first of them is computed.
+"""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from . import saved_runs as saved
+from .errors import RecipeError
+from .journal import Journal, Progress
+from .schedule import Plan
+
+Batch = TypeVar("Batch")
+RUN, BEST = "run.safetensors", "best.safetensors"
+
+
+class Task(Protocol[Batch]):
+    """What is learned and how well it is known."""
+
+    def modules(self) -> list[nn.Module]:
+        """What is trained: parameters that require a gradient are updated."""
+
+    def batches(self, epoch: int) -> Sequence[Batch]:
+        """The batches of an epoch in their order, equally many in every epoch."""
+
+    def size(self, batch: Batch) -> int:
+        """How many tokens a batch has."""
+
+    def counts(self, batch: Batch) -> tuple[int, ...]:
+        """How many choices each part of the loss is a mean of."""
+
+    def losses(self, batch: Batch) -> Tensor:
+        """[P] the parts of the loss, whose sum is to be made smaller: a mean each; 0 of nothing."""
+
+    def evaluate(self) -> dict[str, float]:
+        """Figures by name; called without gradients and in evaluation mode."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is kept: its journal, and, at every evaluation, all that it takes to go on.
+
+    `resume`: it goes on from there, if there is anything.  `made_of` says what it depends on besides the network: a run
+    made of other things is not taken up.
+    """
+
+    folder: Path
+    resume: bool = False
+    made_of: str = ""
+
+
+@dataclass
+class Watch:
+    """The best evaluation by the figure that is watched, and how many came after it."""
+
+    figures: dict[str, float] = field(default_factory=dict)
+    since: int = 0
+
+
+@dataclass
+class Run(Generic[Batch]):
+    """One run of a plan, of so many steps at most; `figures` are those of the last evaluation."""
+
+    task: Task[Batch]
+    plan: Plan
+    steps: int
+    optimizer: torch.optim.Optimizer
+    journal: Journal
+    place: Place
+    watch: Watch = field(default_factory=Watch)
+    figures: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def progress(self) -> Progress:
+        return self.journal.progress
+
+    @property
+    def is_over(self) -> bool:
+        """All is done, the time is up, or it gets no better."""
+        plan, now = self.plan, self.progress
+        late = 0 < 60 * plan.minutes <= now.seconds
+        return now.epoch >= plan.epochs or now.step >= self.steps or late or 0 < plan.patience <= self.watch.since
+
+    def left(self) -> float:
+        """Seconds to go."""
+        now, limit = self.progress, 60 * self.plan.minutes or math.inf
+        return min(now.seconds / now.step * (self.steps - now.step), limit - now.seconds)
+
+
+def train(task: Task[Batch], plan: Plan, place: Place) -> dict[str, float]:
+    """Run the plan and return the last evaluation, or the best where a figure is watched: the weights are those of it.
+
+    RecipeError if what is saved is of another run, if no figure has the name that is watched, or if the loss is lost.
+    """
+    run = begun(task, plan, place)
+    now = run.progress
+    while not run.is_over:
+        batches = task.batches(now.epoch)
+        portions = [batches[at : at + plan.accumulate] for at in range(0, len(batches), plan.accumulate)]
+        for portion in portions[now.batch :]:
+            step(run, portion, len(portions))
+            if run.is_over or (now.step % plan.evaluate_every if plan.evaluate_every else now.batch) == 0:
+                evaluate(run)
+            if run.is_over:
+                break
+    if plan.watch:
+        saved.read_weights(place.folder / BEST, task.modules())
+        return run.watch.figures
+    return run.figures
+
+
+def begun(task: Task[Batch], plan: Plan, place: Place) -> Run[Batch]:
+    """A run at its beginning, or where it was saved."""
+    modules, last = task.modules(), place.folder / RUN
+    learned = {id(p): p for module in modules for p in module.parameters() if p.requires_grad}
+    optimizer = torch.optim.AdamW(
+        learned.values(), lr=plan.rate, betas=plan.betas, weight_decay=plan.weight_decay, fused=True
+    )
+    kept = saved.read(last, modules, optimizer) if place.resume and last.exists() else {}
+    if kept and kept["made_of"] != place.made_of:
+        raise RecipeError(f"{last}: it is of a recipe that said something else; start anew, or put the recipe back")
+    steps = plan.epochs * -(-len(task.batches(0)) // plan.accumulate)
+    steps = min(steps, plan.steps or steps)
+    journal = Journal(place.folder / "metrics.jsonl", Progress(**kept.get("progress", {})))
+    watch = Watch(**kept.get("watch", {}))
+    return Run(task, plan, steps, optimizer, journal, place, watch, kept.get("figures", {}))
+
+
+def step(run: Run[Batch], portion: Sequence[Batch], portions: int) -> None:
+    """One step down the gradient of the loss over a portion of the epoch's batches."""
+    started, task, plan, now = time.monotonic(), run.task, run.plan, run.progress
+    for module in task.modules():
+        module.train()
+    rate = plan.rate * plan.factor(now.step, run.steps)
+    loss = gradient(task, plan, portion)
+    if not math.isfinite(loss):
+        raise RecipeError(f"plan.rate: in step {now.step + 1} the loss is {loss}; a smaller one, or a longer warm_up")
+    advance(run.optimizer, rate, plan.clip)
+    now.took(loss, sum(map(task.size, portion)), time.monotonic() - started)
+    now.batch += 1
+    if now.batch == portions:
+        now.epoch, now.batch = now.epoch + 1, 0
+    run.journal.step(loss, rate, run.left, run.is_over)
+
+
+def gradient(task: Task[Batch], plan: Plan, portion: Sequence[Batch]) -> float:
+    """Add up the gradient of the mean over all batches; the mean."""
+    counts = [task.counts(batch) for batch in portion]
+    totals = [max(1, sum(part)) for part in zip(*counts, strict=True)]
+    loss = 0.0
+    for batch, count in zip(portion, counts, strict=True):
+        with plan.autocast(device_of(task)):
+            means = task.losses(batch)
+            weights = [part / total for part, total in zip(count, totals, strict=True)]
+            part = (means * torch.tensor(weights, device=means.device)).sum()
+        torch.autograd.backward(part)
+        loss += part.item()
+    return loss
+
+
+def advance(optimizer: torch.optim.Optimizer, rate: float, clip: float) -> None:
+    """One step down the gradient that was added up."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+        nn.utils.clip_grad_norm_(group["params"], clip)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def device_of(task: Task[Batch]) -> torch.device:
+    return next(parameter.device for module in task.modules() for parameter in module.parameters())
+
+
+@torch.no_grad()
+def evaluate(run: Run[Batch]) -> None:
+    """Measure, tell, keep what is best, and save the run."""
+    modules, watched, folder = run.task.modules(), run.plan.watch, run.place.folder
+    for module in modules:
+        module.eval()
+    run.figures = run.task.evaluate()
+    run.journal.figures(run.progress.epoch, run.figures)
+    if watched and watched not in run.figures:
+        raise RecipeError(f"plan.watch: {watched!r} is none of {', '.join(run.figures)}")
+    run.watch.since += 1
+    best = run.watch.figures
+    if watched and (not best or run.plan.is_better(run.figures[watched], best[watched])):
+        run.watch = Watch(run.figures)
+        saved.write_weights(folder / BEST, modules)
+    place = {"progress": asdict(run.progress), "watch": asdict(run.watch), "figures": run.figures}
+    saved.write(folder / RUN, modules, run.optimizer, place | {"made_of": run.place.made_of})

@@ -1,0 +1,112 @@
+"""The network that a recipe goes on with: where it lies, what is taken from it, and a tiny one for runs of seconds.
+
+It doesn't know what is learned next.  The one idea: a trunk is a checkpoint folder; what another run made is one like
+any other.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from polyhead.models.architectures import (
+    FAMILIES,
+    Family,
+    HeadSpec,
+    rename,
+)
+from polyhead.models.checkpoint import Checkpoint
+from polyhead.models.checkpoint.folder import tensors_of
+from polyhead.models.checkpoint.package_files import Package, fetch
+from polyhead.models.network.transformer import Transformer
+from polyhead.models.tokenizer import Tokenizer
+
+from ..data.examples import Example, joined
+from ..loop.errors import RecipeError
+from .named_networks import NETWORKS, begin, write
+
+KINDS = {"bert": "bert", "gpt2": "gpt"}  # of networks that are made here, by family
+TINY_WORDS, TINY_CONTEXT = 320, 96
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trunk:
+    """The checkpoint that is learned on: what another run made (`run`, its name, beside this one), a folder beside the
+    recipe, or one inside a package.
+
+    `name` is what others know it by; an adapter names it as its base.  `fresh`: its form and its vocabulary alone are
+    taken, its weights are drawn anew.  `delimited`: a generator, which is given tokens that stand round texts.
+    """
+
+    name: str = ""
+    run: str = ""
+    folder: Path = Path()
+    package: Package | None = None
+    fresh: bool = False
+    delimited: bool = False
+
+
+def trunk_folder(trunk: Trunk, beside: Path, runs: Path) -> Path:
+    """Where it lies, after it was fetched; RecipeError if the run that makes it has not been."""
+    if trunk.run:
+        folder = runs / trunk.run / "model"
+        if not (folder / "config.json").exists():
+            message = f"{folder} is not there; train the recipe {trunk.run!r} first, or name another in trunk.run"
+            raise RecipeError(f"trunk.run: {message}")
+        return folder
+    if trunk.package is None:
+        return beside / trunk.folder
+    fetch(trunk.package, runs / "downloads", f"{trunk.folder}/")
+    return runs / "downloads" / trunk.folder
+
+
+def drawn(network: Transformer) -> Transformer:
+    """Another of its form, with first weights."""
+    fresh = Transformer(network.config)
+    begin([fresh], network.config.depth if network.config.causal else 1)
+    return fresh
+
+
+@torch.no_grad()
+def begin_head(head: nn.Module, trunk: Checkpoint, spec: HeadSpec, fresh: bool) -> None:
+    """First weights; unless all is `fresh`, what stands before its scores is the trunk's where the trunk has it."""
+    begin([head], 1)
+    if not fresh:
+        known = head.state_dict()
+        for name, tensor in kept(Path(trunk.source), FAMILIES[trunk.family], spec).items():
+            if not name.startswith("out.") and name in known and known[name].shape == tensor.shape:
+                known[name].copy_(tensor)
+
+
+def kept(folder: Path, family: Family, spec: HeadSpec) -> dict[str, Tensor]:
+    """The tensors of a folder that such a head would take, by our names in it."""
+    found = {}
+    for name, entry in tensors_of(folder).items():
+        for ours, _ in rename(family, spec.renames, name, torch.empty(0, device="meta")):
+            if ours.startswith("head."):
+                found[ours.removeprefix("head.")] = entry.read(torch.float32, torch.device("cpu"))
+    return found
+
+
+def made_up(architecture: str, examples: Sequence[Example[Any]], folder: Path, embeds: bool) -> None:
+    """A tiny trunk of the architecture's family, in the words of the examples: as if pretrained, or one that
+    `embeds`, if it is of BERT's.  RecipeError if the family is none that is made here."""
+    family = next((name for name, each in FAMILIES.items() if architecture in each.heads), "")
+    if family not in KINDS:
+        raise RecipeError(f"architecture: {architecture!r} is of no family that is made here: {', '.join(KINDS)}")
+    network = NETWORKS[KINDS[family]]
+    network.words([said for example in examples for said in texts(example)], TINY_WORDS, folder)
+    words = Tokenizer.from_folder(folder)
+    modules = network.build(network.shape(**network.smoke), words, TINY_CONTEXT)
+    if embeds and family == "bert":
+        write(modules[:1], family, "BertModel", folder, {})
+    else:
+        network.write(modules, words, folder)
+
+
+def texts(example: Example[Any]) -> list[str]:
+    """All that is said in it: a label may be a text too."""
+    return [joined(example.text), *([example.label] if isinstance(example.label, str) else [])]

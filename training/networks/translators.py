@@ -1,0 +1,108 @@
+"""The networks that read one sequence and write another, as a recipe names them: a Transformer and a recurrent one.
+
+It doesn't know how they are taught.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, NonNegativeInt, PositiveInt
+from torch import nn
+
+from polyhead.models.checkpoint import recurrent_folder as folders
+from polyhead.models.network.encoder_decoder import EncoderDecoder
+from polyhead.models.network.model_config import EncoderDecoderConfig
+from polyhead.models.network.transformer import Transformer
+from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator, sized
+from polyhead.models.tokenizer import Tokenizer
+
+from ..export import export
+from ..loop.dropout import drop
+from .network_size import Shape
+
+
+@dataclass(frozen=True, kw_only=True)
+class Halves(Shape):
+    """Two stacks of `depth` layers each; the norm stands behind what is added, as it was first, or before."""
+
+    norm: Literal["post", "pre"] = "post"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cells:
+    """A recurrent network's (models.recurrent): its `hidden` width, or `parameters`, to which a width comes nearest."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    width: PositiveInt
+    hidden: NonNegativeInt = 0
+    depth: PositiveInt = 1
+    parameters: NonNegativeInt = 0
+    cell: Literal["gru", "lstm"] = "gru"
+    bidirectional: bool = True
+    attention: Literal["none", "bahdanau", "luong"] = "none"
+    score: Literal["dot", "general", "concat"] = "concat"
+    reach: Literal["global", "local-m", "local-p"] = "global"
+    window: PositiveInt = 10
+    input_feeding: bool = False
+    reversed_source: bool = False
+    dropout: float = 0.0
+    tied: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.hidden > 0) == (self.parameters > 0):
+            raise ValueError("say either how wide it is, hidden, or how many parameters it has")
+
+
+def transformer(shape: Halves, words: Tokenizer, most: int) -> list[nn.Module]:
+    """The Transformer (Vaswani et al. 2017): positions by sines, embeddings times the root of the width, and tied."""
+    halves = [
+        shape.config(
+            words.vocab_size,
+            most,
+            causal=causal,
+            position="sines-cosines",
+            norm_order=shape.norm,
+            activation="relu",
+            embedding_scale=math.sqrt(shape.width),
+        )
+        for causal in (False, True)
+    ]
+    config = EncoderDecoderConfig(encoder=halves[0], decoder=halves[1], start=id_of(words.bos_id))
+    network = EncoderDecoder(Transformer(halves[0]), config)
+    for part in network.modules():
+        if isinstance(part, nn.Linear) and part is not network.output:
+            nn.init.xavier_uniform_(part.weight)
+            if part.bias is not None:
+                nn.init.zeros_(part.bias)
+    nn.init.normal_(network.encoder.tokens.weight, std=shape.width**-0.5)
+    drop(network, shape.dropout)
+    return [network]
+
+
+def cells(shape: Cells, words: Tokenizer, most: int) -> list[nn.Module]:
+    said = {name: value for name, value in asdict(shape).items() if name != "parameters"}
+    said["hidden"] = shape.hidden or 2  # for both directions
+    ids: dict[str, Any] = {"start": id_of(words.bos_id), "end": id_of(words.eos_id), "pad": id_of(words.pad_id)}
+    config = RecurrentConfig(vocab_size=words.vocab_size, max_positions=most, **said, **ids)
+    return [RecurrentTranslator(sized(config, shape.parameters) if shape.parameters else config)]
+
+
+def id_of(role: int | None) -> int:
+    assert role is not None, "the vocabulary was made for translators"
+    return role
+
+
+def write_transformer(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:
+    network = modules[0]
+    assert isinstance(network, EncoderDecoder)
+    export.write_translator(network, network.config, (id_of(words.pad_id), id_of(words.eos_id)), folder)
+
+
+def write_cells(modules: Sequence[nn.Module], words: Tokenizer, folder: Path) -> None:  # noqa: ARG001
+    network = modules[0]
+    assert isinstance(network, RecurrentTranslator)
+    folders.save(folder, network, folder / "tokenizer.json")

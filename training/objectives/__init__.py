@@ -1,0 +1,1 @@
+"""Objectives of whole networks: causal, masked, translation, and how translations are scored."""

@@ -1,0 +1,62 @@
+"""The objective of generators: every token from those before it (Radford et al. 2018).
+
+Knows no data.  A document is its tokens with an end on both sides, cut in pieces of what the network reads at once.
+"""
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from polyhead.models.network.heads import LanguageHead
+from polyhead.models.network.ragged import Ragged
+from polyhead.models.network.transformer import Transformer
+from polyhead.models.tokenizer import Tokenizer
+
+from ..data.examples import Example
+from .objective import Part
+
+
+@dataclass(frozen=True, kw_only=True)
+class Causal:
+    """`limit` tokens are read at once."""
+
+    network: Transformer
+    head: LanguageHead
+    tokenizer: Tokenizer
+    limit: int
+
+    def modules(self) -> list[nn.Module]:
+        return [self.network, self.head]
+
+    def items(self, examples: Sequence[Example[Any]]) -> list[list[int]]:
+        """Pieces share one token: the last to be told is the first to be read."""
+        end = self.tokenizer.eos_id
+        assert end is not None
+        texts = self.tokenizer.encode_batch([e.text for e in examples], special=False, untrusted=True, offsets=False)
+        documents = ([end, *text.ids, end] for text in texts)
+        return [
+            document[at : at + self.limit + 1]
+            for document in documents
+            for at in range(0, len(document) - 1, self.limit)
+        ]
+
+    def size(self, item: list[int]) -> int:
+        return len(item) - 1
+
+    def counts(self, items: Sequence[list[int]]) -> tuple[int, ...]:
+        return (sum(map(self.size, items)),)
+
+    def parts(self, items: Sequence[list[int]], draw: random.Random) -> dict[str, Part]:  # noqa: ARG002 - no chance
+        device = self.network.tokens.weight.device
+        states = self.network(Ragged.of([item[:-1] for item in items], device=device))
+        right = torch.tensor([token for item in items for token in item[1:]], device=device)
+        return {"next": Part(states, (self.head.output.weight, None), right)}
+
+    def figures(self, means: Mapping[str, float], right: Mapping[str, float]) -> dict[str, float]:
+        """Of tokens: cross-entropy in nats, perplexity, and the share that was the likeliest."""
+        return {"loss": means["next"], "perplexity": math.exp(means["next"]), "accuracy": right["next"]}

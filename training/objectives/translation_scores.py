@@ -1,0 +1,42 @@
+"""How good translations are: BLEU (Papineni et al. 2002) and chrF (Popović 2015) of what is written, by sacrebleu.
+
+Knows no network but by what all have in common.  What is written is the likeliest token each time.
+"""
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from polyhead.models.network.ragged import Ragged
+from polyhead.models.seq2seq.decoding import Writing, write
+
+from ..data.examples import Example
+from .translation import Translation
+
+PRESENT = find_spec("sacrebleu") is not None
+if PRESENT:
+    import sacrebleu
+
+
+def quality(objective: Translation, examples: Sequence[Example[Any]], tokens: int) -> dict[str, float]:
+    """Of examples whose source fits, about so many `tokens` at a time; none where sacrebleu is missing."""
+    if not PRESENT:
+        return {}
+    sources = objective.encoded([example.text for example in examples])
+    fitting = [(source, each) for source, each in zip(sources, examples, strict=True) if len(source) <= objective.limit]
+    fitting.sort(key=lambda pair: len(pair[0]))
+    said: list[str] = []
+    count = max(1, tokens // objective.limit)
+    for at in range(0, len(fitting), count):
+        said += translated(objective, [source for source, _ in fitting[at : at + count]])
+    right = [example.label for _, example in fitting]
+    bleu, chrf = sacrebleu.corpus_bleu(said, [right]), sacrebleu.corpus_chrf(said, [right])
+    return {"BLEU": bleu.score, "chrF": chrf.score}
+
+
+def translated(objective: Translation, sources: Sequence[list[int]]) -> list[str]:
+    end = objective.tokenizer.eos_id
+    assert end is not None
+    how = Writing(stops=frozenset({end}), most=objective.limit)
+    answers = write(objective.network, Ragged.of(sources, device=objective.device), how)
+    return [objective.tokenizer.decode(answer.tokens) for answer in answers]

@@ -1,0 +1,1 @@
+"""Tasks that are learned from labelled examples: what is chosen, and how it is measured."""

@@ -1,0 +1,80 @@
+"""The lesson of texts with one label each.
+
+It doesn't know what the labels mean: each has its share of right among what was said to have it (precision) and among
+what has it (recall).
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from torch import Tensor
+
+from ..data.examples import Example
+from .task import Embed, Figures, Packed
+from .text_reader import Read, Reader
+
+
+class Known(Protocol):
+    """Something with a label."""
+
+    @property
+    def label(self) -> int: ...
+    @property
+    def domain(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A text as it was read, and its label."""
+
+    read: Read
+    label: int
+    domain: str
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Choices among `names`, one a text."""
+
+    names: tuple[str, ...]
+    kind: Literal["classify"] = "classify"
+
+    def items(self, examples: Sequence[Example[int]], read: Reader) -> list[Labelled]:
+        texts = read([example.text for example in examples])
+        return [Labelled(text, each.label, each.domain) for text, each in zip(texts, examples, strict=True)]
+
+    def cut(self, items: Sequence[Labelled]) -> int:
+        return sum(item.read.cut for item in items)
+
+    def pack(self, items: Sequence[Labelled], read: Reader, learning: bool) -> Packed:  # noqa: ARG002 - read once
+        tokens, segments = [item.read.tokens for item in items], [item.read.segments for item in items]
+        return Packed(tokens, segments, list(range(len(items))), [item.label for item in items])
+
+    def figures(self, items: Sequence[Known], scores: Tensor) -> Figures:
+        """The share of texts labelled rightly: of all ("accuracy"), of each domain; precision and recall of each
+        label."""
+        said = scores.argmax(dim=-1).tolist()
+        hits = [item for item, label in zip(items, said, strict=True) if item.label == label]
+        right, there, claimed = (
+            Counter(self.names[item.label] for item in hits),
+            Counter(self.names[item.label] for item in items),
+            Counter(self.names[label] for label in said),
+        )
+        domains, known = Counter(item.domain for item in items), Counter(item.domain for item in hits)
+        return {
+            "accuracy": len(hits) / len(items),
+            **{domain: known[domain] / count for domain, count in sorted(domains.items())},
+            **{f"precision of {name}": right[name] / claimed[name] for name in self.names if claimed[name]},
+            **{f"recall of {name}": right[name] / there[name] for name in self.names if there[name]},
+        }
+
+    def baselines(self, learned: Sequence[Labelled], items: Sequence[Labelled], embed: Embed) -> Figures:  # noqa: ARG002
+        return {"majority": majority(learned, items)}
+
+
+def majority(learned: Sequence[Known], items: Sequence[Known]) -> float:
+    """The accuracy of always saying the label that is commonest in what was learned."""
+    [(commonest, _)] = Counter(item.label for item in learned).most_common(1)
+    return sum(item.label == commonest for item in items) / len(items)

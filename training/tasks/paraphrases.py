@@ -1,0 +1,88 @@
+"""Pairs of English sentences of one program's screens: of one meaning, or of two that look as much alike.
+
+It doesn't know how they are divided or learned.  The one idea: two sentences that translators wrote alike in German
+say the same.  To each such pair there is one of other meaning, chosen among the nearest in either language, so that as
+many words are shared as there, about, and the lengths differ as much: neither tells much.  Where they wrote two
+sentences for one meaning, a pair is called different and is not.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+
+from ..data import home
+from ..data.examples import WORD, Corpus, Example
+from .pair_task import Words
+from .similarity_task import overlap
+
+NAMES = ("different", "same")
+NEAREST = 24  # in each language
+Meanings = Mapping[str, tuple[str, ...]]  # by sentence: its translations
+
+
+def corpus(downloads: Path) -> Corpus[int]:
+    """Of Home Assistant's screens, as `home` reads them."""
+    return compared(home.corpus(downloads).examples)
+
+
+def compared(translated: Sequence[Example[str]]) -> Corpus[int]:
+    """Pairs that share a sentence belong together."""
+    spelled: dict[str, str] = {}
+    found: dict[str, set[str]] = defaultdict(set)
+    for example in translated:
+        if plain(example.text):
+            spelled.setdefault(plain(example.text), example.text)
+            found[plain(example.text)].add(plain(example.label))
+    meanings = {text: tuple(sorted(meant)) for text, meant in found.items()}
+    pairs = alike(meanings)
+    both = [*((pair, 1) for pair in pairs), *((pair, 0) for pair in unlike(meanings, pairs))]
+    examples = [
+        Example((spelled[one], spelled[other]), label, "en", f"{one} / {other}", (one, other))
+        for (one, other), label in both
+    ]
+    return Corpus(examples, NAMES, alike=False)
+
+
+def plain(text: str) -> str:
+    """Without case and punctuation."""
+    return " ".join(WORD.findall(text.lower()))
+
+
+def alike(meanings: Meanings) -> list[tuple[str, str]]:
+    """Sentences with a translation in common."""
+    said: dict[str, list[str]] = defaultdict(list)
+    for text in sorted(meanings):
+        for meaning in meanings[text]:
+            said[meaning].append(text)
+    return sorted({pair for texts in said.values() for pair in combinations(texts, 2)})
+
+
+def unlike(meanings: Meanings, pairs: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
+    """To each pair its first sentence, and one of other meaning that is about as much like it.
+
+    That one is in no other pair: else nearly all would belong together.
+    """
+    texts = sorted(set(meanings) - {text for pair in pairs for text in pair})
+    english, german = Words(texts), Words([" ".join(meanings[text]) for text in texts])
+    chosen: dict[str, tuple[str, str]] = {}
+    for one, other in pairs:
+        near = [*english.nearest(one, NEAREST), *german.nearest(" ".join(meanings[one]), NEAREST)]
+        fit = [
+            (apart(likeness(one, texts[row]), likeness(one, other)), rank)
+            for rank, row in enumerate(near)
+            if texts[row] not in chosen
+        ]
+        if fit:
+            found = texts[near[min(fit)[1]]]
+            chosen[found] = (one, found)
+    return list(chosen.values())
+
+
+def likeness(one: str, other: str) -> tuple[float, float]:
+    """Of two sentences' words and of their lengths, as they look."""
+    return overlap(one, other), min(len(one), len(other)) / max(len(one), len(other))
+
+
+def apart(one: tuple[float, float], other: tuple[float, float]) -> float:
+    return sum(abs(mine - theirs) for mine, theirs in zip(one, other, strict=True))
