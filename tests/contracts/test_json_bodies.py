@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from polyhead.service.api.dialects.openai import chat_messages
+from polyhead.service.api.dialects.responses import read as responses_read
 from polyhead.service.api.shared import json_body as body
 from polyhead.service.api.shared.json_body import members, read, value_of
 from polyhead.service.core.errors import BadRequest
@@ -199,3 +202,31 @@ def test_many_members_cost_little(tiny_generator: Path) -> None:
     began = time.process_time()
     assert "the key '7' twice" in complaint(b'{%s,"7":1}' % members)
     assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses"])
+@pytest.mark.parametrize("each", [30_000, 70_000])
+def test_arguments_of_all_calls_are_counted_before_they_are_read(
+    tiny_generator: Path, path: str, each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A body has them as strings, so that its own bound on values does not count them."""
+    app = application(Registry([model(tiny_generator, "talker", "generate", max_tokens=256)], echo))
+    arguments = '{"a":[' + "[]," * each + "[]]}"
+    if path == "/v1/responses":
+        calls = [{"type": "function_call", "call_id": str(n), "name": "f", "arguments": arguments} for n in range(3)]
+        body = {"model": "talker", "input": [{"role": "user", "content": "a"}, *calls]}
+        field = r"input\[[12]\].arguments: "
+    else:
+        said = [{"id": str(n), "function": {"name": "f", "arguments": arguments}} for n in range(3)]
+        messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": said}]
+        body = {"model": "talker", "messages": messages}
+        field = r"messages\[1\].tool_calls\[[01]\].function.arguments: "
+
+    def refused(*_: Any) -> None:
+        pytest.fail("they are read")
+
+    for module in (chat_messages, responses_read):
+        monkeypatch.setattr(module, "read_arguments", refused)
+    (answer,) = ask(app, (path, body))
+    assert answer.status_code == 400
+    assert re.search(field + "has too many values, at most 65536 are read", answer.json()["error"]["message"])

@@ -7,7 +7,7 @@ request that its sender never hears of: so a key that comes twice and a number t
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
@@ -19,6 +19,7 @@ from ...concurrency.outcome import on_thread
 from ...core.errors import BadRequest, ClientGone
 
 MOST_VALUES = 1 << 19  # in one body: numbers, strings, lists, objects
+MOST_ARGUMENTS = 1 << 16  # such values in the arguments of all calls of one request, which are strings of its body
 DEEPEST = 64  # lists and objects in one another
 LEAST, MOST = -(1 << 63), (1 << 64) - 1  # integers that stay what they are
 ALIKE = bytes.maketrans(b"123456789", b"000000000")
@@ -81,11 +82,11 @@ class Marks:
     long: bool = False
 
 
-def marks(body: Bytes) -> Marks:
-    """Those of the first MOST_VALUES values and a few more."""
+def marks(body: Bytes, most: int = MOST_VALUES) -> Marks:
+    """Those of the first `most` values and a few more."""
     seen = Marks()
     start, inside, tail = 0, 0, b""
-    while start < len(body) and seen.values <= MOST_VALUES:
+    while start < len(body) and seen.values <= most:
         part = body[start : start + SLICE]
         if (len(part) - len(part.rstrip(b"\\"))) % 2:
             part = body[start : start + SLICE + 1]  # not between a backslash and what it escapes
@@ -145,6 +146,19 @@ def look_closely(body: Bytes, what: str) -> None:
             raise BadRequest(f"{what}: the integer {digits[:20]}... does not fit in 64 bits")
 
     json.loads(body, object_pairs_hook=unique, parse_int=fitting)
+
+
+def check_arguments(texts: Iterable[tuple[str, str]]) -> None:
+    """Count the values in the arguments of all calls of a request, given with their fields, before they are read.
+
+    Raises BadRequest at the field with which they are more than MOST_ARGUMENTS.
+    """
+    values = 0
+    for text, field in texts:
+        values += marks(text.encode(errors="replace"), MOST_ARGUMENTS).values + 1
+        if values > MOST_ARGUMENTS:
+            most = f"at most {MOST_ARGUMENTS} are read in the arguments of all calls of a request"
+            raise BadRequest(f"{field}: has too many values, {most}", param=field)
 
 
 def read_arguments(text: str, field: str) -> dict[str, Any]:

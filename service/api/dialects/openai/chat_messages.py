@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from ....core.errors import BadRequest
 from ...shared.dialect import Wire, at_most
-from ...shared.json_body import read_arguments
+from ...shared.json_body import check_arguments, read_arguments
 from ...shared.tagged_unions import said_type
 
 MOST_MESSAGES, MOST_PARTS, MOST_CALLS = 4096, 256, 128
@@ -88,6 +88,16 @@ class Message(Wire):
 
 Messages = Annotated[list[Message], Field(min_length=1, fail_fast=True), at_most(MOST_MESSAGES)]
 OF_ANSWERS = ("tool_calls", "refusal", "reasoning_content", "reasoning")
+
+
+def check_calls(messages: Sequence[Message]) -> None:
+    """Raises BadRequest where the arguments of their calls are too many to be read."""
+    check_arguments(
+        (call.function.arguments, f"messages[{index}].tool_calls[{number}].function.arguments")
+        for index, message in enumerate(messages)
+        for number, call in enumerate(message.tool_calls)
+        if isinstance(call.function.arguments, str)
+    )
 
 
 def spoken(message: Message, place: str) -> dict[str, Any]:

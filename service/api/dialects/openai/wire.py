@@ -27,7 +27,7 @@ from ...shared.dialect import (
 )
 from ...shared.explain_options import Explaining, why_of
 from ...shared.openai_sampling import Sampled, continuation
-from .chat_messages import Messages, check_last, spoken
+from .chat_messages import Messages, check_calls, check_last, spoken
 from .tools import (
     AUTO,
     Choice,
@@ -167,6 +167,7 @@ def conversation(wire: ChatRequest) -> Chat:
         if "add_generation_prompt" in wire.model_fields_set and wire.add_generation_prompt:
             said = "not together with continue_final_message: the answer has begun"
             raise BadRequest(f"add_generation_prompt: {said}", param="add_generation_prompt")
+    check_calls(wire.messages)
     return Chat(
         messages=tuple(spoken(message, f"messages[{index}]") for index, message in enumerate(wire.messages)),
         variables=wire.chat_template_kwargs | ({"documents": wire.documents} if wire.documents else {}),

@@ -14,7 +14,7 @@ from ....text.chat_prompt import Reasoning as Thinks
 from ....text.chat_prompt import Talk, Tools
 from ....text.prompts import Chat, Continuation
 from ...shared.dialect import Wire
-from ...shared.json_body import read_arguments
+from ...shared.json_body import check_arguments, read_arguments
 from ...shared.response_formats import grammar_of
 from ...shared.tool_options import EFFORTS, check_tools, tool
 from .wire import (
@@ -80,6 +80,11 @@ def reasoning(wire: ResponseRequest) -> Thinks:
 
 def spoken(wire: ResponseRequest) -> list[dict[str, Any]]:
     """BadRequest names what stands where it cannot."""
+    check_arguments(
+        (item.arguments, f"input[{index}].arguments")
+        for index, item in enumerate(wire.input)
+        if isinstance(item, FunctionCall)
+    )
     names: dict[str, str] = {}
     messages = [{"role": "system", "content": wire.instructions}] if wire.instructions else []
     places = enumerate(wire.input)
