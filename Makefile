@@ -14,7 +14,7 @@ TOOLS = .venv/.prometheus .venv/.helm
 TIMED = tests/contracts/test_probes.py
 
 .DEFAULT_GOAL = help
-.PHONY: help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance image manifests clean
+.PHONY: help setup models serve test lint types layers tests probes browser cluster format bench soak fuzz conformance lengths image manifests clean
 
 help:  ## say what there is
 	@sed -n 's/^\([a-z]*\):.*  ## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
@@ -57,6 +57,9 @@ browser: .venv/.browser .venv/.native models  ## the playground in headless Chro
 
 cluster: .venv/.ray .venv/.native .venv/.helm  ## replicas on a real Ray cluster of two nodes on this machine; ARGS="-k rolled"
 	$(BIN)/pytest tests/cluster $(ARGS)
+
+lengths: .venv/.dev  ## the longest files and functions: a report
+	$(BIN)/python -m tests.project.lengths
 
 format: .venv/.dev  ## let ruff mend what it can
 	$(BIN)/ruff check --fix .
