@@ -6,7 +6,7 @@ one line; a check raises ValueError, whose message pydantic puts beside the name
 
 import re
 from collections.abc import Mapping
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -33,6 +33,7 @@ PAIRS = {
 }
 LISTS = {  # settings that are lists, and what one looks like in one string
     "allowed_hosts": "names separated by commas, as in models.example.com,*.example.com",
+    "proxy_headers": "addresses or networks separated by commas, as in 127.0.0.1,10.0.0.0/8",
     "cors_origins": "origins separated by commas, as in https://app.example.com,http://127.0.0.1:3000",
 }
 HOST = re.compile(r"\*|(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
@@ -135,6 +136,19 @@ def is_address(text: str) -> bool:
         return False
 
 
+def check_proxies(value: tuple[str, ...]) -> tuple[str, ...]:
+    for address in value:
+        try:
+            if address != "*":
+                ip_network(address)
+        except ValueError:
+            raise ValueError(
+                f"{address[:LONGEST_NAME]!r} must be an IP address or a network whose host bits are zero, as in "
+                "127.0.0.1, 10.0.0.0/8 or fd00::/8; * trusts any"
+            ) from None
+    return value
+
+
 def check_origins(value: tuple[str, ...]) -> tuple[str, ...]:
     """Origins in lower case, without the port that is their scheme's default: as browsers write them."""
     for origin in value:
@@ -157,6 +171,7 @@ ApiKey = Annotated[SecretStr, AfterValidator(check_key)]
 ApiKeys = Annotated[Mapping[str, SecretStr], NoDecode, BeforeValidator(read_pairs), AfterValidator(check_named_keys)]
 CollectorAddress = Annotated[str, AfterValidator(check_collector)]
 Hosts = Annotated[tuple[str, ...], NoDecode, BeforeValidator(read_list), AfterValidator(check_hosts)]
+Proxies = Annotated[tuple[str, ...], NoDecode, BeforeValidator(read_list), AfterValidator(check_proxies)]
 WebOrigins = Annotated[tuple[str, ...], NoDecode, BeforeValidator(read_list), AfterValidator(check_origins)]
 
 

@@ -26,6 +26,7 @@ from .setting_types import (
     Hosts,
     ModelSources,
     ModelWeights,
+    Proxies,
     WebOrigins,
     with_home,
 )
@@ -70,6 +71,13 @@ class Settings(Spread):
         le=65535,
         description="Port on which probes are answered as well, and nothing else: no client of the other port is "
         "before them in its queue. 0: none.",
+    )
+    tls_cert: str = Field("", description="PEM file with the certificate and its chain: the port then speaks HTTPS.")
+    tls_key: str = Field("", description="PEM file with the certificate's private key; empty: it is in tls_cert.")
+    proxy_headers: Proxies = Field(
+        (),
+        description="Addresses or networks of proxies, as in 10.0.0.0/8, or * for any, that are believed when their "
+        "X-Forwarded-For and X-Forwarded-Proto name a client's address and scheme. Empty: none.",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="Where networks run; auto: a GPU if there is one."
@@ -272,6 +280,8 @@ class Settings(Spread):
                 f"step_tokens: {self.step_tokens} tokens a step for max_running {self.max_running} sequences leave "
                 "none for prompts while all of them talk; it must be larger"
             )
+        if self.tls_key and not self.tls_cert:
+            raise ValueError("tls_key: is the key of a certificate; give tls_cert too")
         check_pools(self.pools, self.models)
         if self.drafts and not self.draft_tokens:
             raise ValueError("drafts: with draft_tokens 0 nothing is foretold; it must be at least 1")
@@ -284,7 +294,7 @@ class Settings(Spread):
     def expanded(cls, value: Path) -> Path:
         return with_home(value)
 
-    @field_validator("model_root", "keys_file")
+    @field_validator("model_root", "keys_file", "tls_cert", "tls_key")
     @classmethod
     def expandable(cls, value: str) -> str:
         with_home(Path(value))

@@ -13,18 +13,21 @@ import math
 import os
 import signal
 import socket
+import ssl
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from types import FrameType
-from typing import Literal, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import uvicorn
 from fastapi import FastAPI
 from starlette.types import ASGIApp
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 from uvicorn.server import ServerState
 
 from ..api.access.access_log import Traces
@@ -36,6 +39,7 @@ from ..api.access.rate_limit import Quotas
 from ..api.http.body_limits import WHOLE, Receiving
 from ..api.http.connection import Connection
 from ..api.http.connection_limits import Edge
+from ..api.http.tls import Handshake, read_certificate
 from ..api.probe_app import Probing
 from ..api.shared.openai_errors import write_error
 from ..concurrency.loop_errors import LoopErrors
@@ -154,11 +158,12 @@ class Process(uvicorn.Server):
 
     def __init__(self, settings: Settings, app: FastAPI, listener: socket.socket) -> None:
         server = cast(Server, app.state.server)
-        super().__init__(configured(app, edge_of(settings, server)))
+        self.tls = certificate_of(settings)
+        super().__init__(configured(proxied(app, settings), edge_of(settings, server), self.tls))
         self.code = 0
         self.drain = settings.drain_seconds
         self.admission = server.admission
-        self.address = address(settings.host, listener)
+        self.address = address(settings.host, listener, "https" if self.tls else "http")
         self.private = ipaddress.ip_address(listener.getsockname()[0]).is_loopback
         server.origins.listen(settings.host, listener.getsockname()[0])
         self.asked = server.keys.asked
@@ -284,10 +289,45 @@ def edge_of(settings: Settings, server: Server) -> Edge:
     )
 
 
-def configured(app: ASGIApp, edge: Edge, lifespan: Literal["on", "off"] = "on") -> uvicorn.Config:
+def certificate_of(settings: Settings) -> ssl.SSLContext | None:
+    """Raises SettingsError where the certificate or its key cannot be used."""
+    if not settings.tls_cert:
+        return None
+    paths = [str(Path(path).expanduser()) for path in (settings.tls_cert, settings.tls_key) if path]
+    for name, path in zip(("tls_cert", "tls_key"), paths, strict=False):
+        if not Path(path).is_file():
+            raise SettingsError(f"{name}: there is no file {path}")
+    try:
+        return read_certificate(paths[0], "".join(paths[1:]))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise SettingsError(f"tls_cert: is no PEM certificate that fits the private key: {reason}") from None
+
+
+def proxied(app: ASGIApp, settings: Settings) -> ASGIApp:
+    """`app`, which sees the clients of trusted proxies."""
+    if not settings.proxy_headers:
+        return app
+    return cast(ASGIApp, ProxyHeadersMiddleware(cast(Any, app), list(settings.proxy_headers)))
+
+
+def configured(
+    app: ASGIApp, edge: Edge, tls: ssl.SSLContext | None = None, lifespan: Literal["on", "off"] = "on"
+) -> uvicorn.Config:
+    """uvicorn's configuration, with our connections: behind a TLS handshake where `tls` is given."""
+
+    def connect(
+        config: uvicorn.Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> asyncio.BaseProtocol:
+        connection = partial(Connection, config, server_state, app_state, _loop, edge=edge)
+        return connection() if tls is None else Handshake(tls, connection, server_state, edge)
+
     return uvicorn.Config(
         app,
-        http=cast(type[asyncio.Protocol], partial(Connection, edge=edge)),
+        http=cast(type[asyncio.Protocol], connect),
         ws="none",
         backlog=TAKEN,
         lifespan=lifespan,
@@ -317,5 +357,5 @@ def bound(host: str, port: int, flag: str = "--port") -> socket.socket:
     return listener
 
 
-def address(host: str, listener: socket.socket) -> str:
-    return f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"
+def address(host: str, listener: socket.socket, scheme: str = "http") -> str:
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}"

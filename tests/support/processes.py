@@ -90,7 +90,7 @@ class Process:
 
     @property
     def url(self) -> str:
-        return str(self.until(lambda: re.search(r"listening on (http://\S+),", self.log))[1])
+        return str(self.until(lambda: re.search(r"listening on (https?://\S+),", self.log))[1])
 
     def get(self, path: str) -> httpx.Response:
         return httpx.get(self.url + path, timeout=PATIENCE, verify=False)  # else it reads all certificates there are

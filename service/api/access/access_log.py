@@ -71,12 +71,15 @@ class Record:
     route: str
     status: int
     ended: float  # by `time.perf_counter`
+    scheme: str = "http"
+    client: str = ""  # its address, as the connection or a trusted proxy has it
 
     @classmethod
     def of(cls, visit: Visit, scope: Scope, status: int) -> "Record":
         method = scope["method"] if scope["method"] in METHODS else "other"
         path = scope.get("raw_path", b"").decode("ascii", "replace")[:LONGEST_PATH]
-        return cls(visit, method, path, getattr(scope.get("route"), "path", ""), status, perf_counter())
+        route, client = getattr(scope.get("route"), "path", ""), (scope.get("client") or ("",))[0]
+        return cls(visit, method, path, route, status, perf_counter(), scope.get("scheme", "http"), client)
 
     @cached_property
     def work(self) -> Work | None:
@@ -129,6 +132,7 @@ class Record:
         known = {
             "request_id": visit.id,
             "trace_id": visit.trace,
+            "client": self.client,
             "method": self.method,
             "route": self.route,
             "path": self.path,

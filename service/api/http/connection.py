@@ -74,7 +74,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
-        self.transport.set_write_buffer_limits(0)
+        # Writing pauses as soon as a byte waits: plain transports compare with >, those of TLS with >=.
+        self.transport.set_write_buffer_limits(1 if self.scheme == "https" else 0, 0)
         room = self.edge.make_room(self.state.connections)
         self.state.connections.add(cast(Any, self))
         self.edge.silent[self] = time.monotonic()
@@ -82,7 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         if not room:
             self.refuse(Unreadable(503, f"{self.edge.most} connections are open, and all of them busy"))
 
-    def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002
         return self.edge.inbox
 
     def buffer_updated(self, count: int) -> None:
@@ -92,6 +93,11 @@ class Connection(asyncio.BufferedProtocol):
                 self.transport.abort()
             return
         self.buffer += self.edge.inbox[:count]
+        self.advance()
+
+    def take(self, data: bytes) -> None:
+        """What came before this was the transport's protocol."""
+        self.buffer += data
         self.advance()
 
     def eof_received(self) -> None:
@@ -204,7 +210,7 @@ class Connection(asyncio.BufferedProtocol):
             "http_version": head.version,
             "server": self.transport.get_extra_info("sockname")[:2],
             "client": self.transport.get_extra_info("peername")[:2],
-            "scheme": "http",
+            "scheme": self.scheme,
             "method": head.method,
             "root_path": "",
             "path": head.path,
@@ -213,6 +219,10 @@ class Connection(asyncio.BufferedProtocol):
             "headers": head.fields,
             "state": self.app_state.copy(),
         }
+
+    @property
+    def scheme(self) -> str:
+        return "https" if self.transport.get_extra_info("sslcontext") else "http"
 
     @property
     def fields(self) -> list[tuple[bytes, bytes]]:
@@ -307,9 +317,13 @@ class Connection(asyncio.BufferedProtocol):
             self.end_output()
 
     def end_output(self) -> None:
-        """Shut down the writing side, once everything is sent.  A client that has reset the connection is gone."""
+        """Shut down the writing side, once everything is sent.  A client that has reset the connection is gone.
+
+        A TLS connection has no such half: its timer closes it.
+        """
         try:
-            self.transport.write_eof()
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
         except OSError:
             self.transport.abort()
 

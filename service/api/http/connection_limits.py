@@ -83,7 +83,8 @@ class Edge:
     silent: dict[Client, float] = field(default_factory=dict)  # no request of theirs is under way
     writing: dict[Client, float] = field(default_factory=dict)  # bytes of an answer wait until the client reads
     lingering: dict[Client, None] = field(default_factory=dict)  # answered, they only have to read it
-    inbox: bytearray = field(default_factory=lambda: bytearray(READ))  # filled and emptied without a turn in between
+    # Filled and emptied without a turn in between.  A view: with TLS, asyncio fills it slice by slice.
+    inbox: memoryview = field(default_factory=lambda: memoryview(bytearray(READ)))
 
     def make_room(self, connections: Collection[Any]) -> bool:
         """Whether there is room for one more beside `connections`.

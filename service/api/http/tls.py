@@ -1,0 +1,99 @@
+"""TLS in front of the connections: certificates are read, handshakes are timed and counted."""
+
+import asyncio
+import ssl
+import time
+from collections.abc import Callable
+from typing import Any, cast
+
+from uvicorn.server import ServerState
+
+from .connection import Connection
+from .connection_limits import Edge
+
+
+def read_certificate(certificate: str, key: str) -> ssl.SSLContext:
+    """A server's context for the PEM files of a certificate chain and its private key.
+
+    Raises OSError or ssl.SSLError where they cannot be read, do not fit, or the key has a password.
+    """
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.set_alpn_protocols(["http/1.1"])
+    context.load_cert_chain(certificate, key or None, password=no_password)
+    return context
+
+
+def no_password() -> str:
+    raise ssl.SSLError("the private key has a password; give one without")
+
+
+class Handshake(asyncio.Protocol):
+    """A connection until its TLS handshake is done; `connect` then makes the connection that replaces it.
+
+    It counts as one of the server's connections, may be closed to make room, and has `header_seconds`.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(
+        self, context: ssl.SSLContext, connect: Callable[[], Connection], state: ServerState, edge: Edge
+    ) -> None:
+        self.context, self.connect, self.state, self.edge = context, connect, state, edge
+        self.early = bytearray()  # of the first request, decrypted while the handshake was being completed
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self.transport.set_write_buffer_limits(0)  # what a client does not read stays where it is counted
+        room = self.edge.make_room(self.state.connections)
+        self.state.connections.add(cast(Any, self))
+        self.edge.silent[self] = time.monotonic()
+        if not room:
+            self.drop()
+            return
+        task = asyncio.get_running_loop().create_task(self.upgrade())
+        self.state.tasks.add(task)
+        task.add_done_callback(self.state.tasks.discard)
+
+    def data_received(self, data: bytes) -> None:
+        self.early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002
+        self.forget()
+
+    async def upgrade(self) -> None:
+        """Do the handshake and hand over to a connection; a client that fails in it is disconnected."""
+        loop, seconds = asyncio.get_running_loop(), self.edge.header_seconds
+        try:
+            transport = await loop.start_tls(
+                self.transport, self, self.context, server_side=True, ssl_handshake_timeout=seconds
+            )
+        except OSError:  # so are ssl.SSLError, TimeoutError and ConnectionError
+            transport = None
+        self.forget()
+        if transport is None or transport.is_closing():
+            self.transport.abort()
+            return
+        connection = self.connect()
+        transport.set_protocol(connection)
+        connection.connection_made(transport)
+        connection.take(bytes(self.early))
+
+    def drop(self) -> None:
+        """Close it at once: its room is needed."""
+        self.forget()
+        self.transport.abort()
+
+    def resume(self) -> None:
+        """It has no request that could wait for its turn."""
+
+    def forget(self) -> None:
+        self.edge.silent.pop(self, None)
+        self.state.connections.discard(cast(Any, self))
+
+    def part(self) -> None:
+        """The server leaves: a client that has not asked for anything may ask elsewhere."""
+        self.drop()
+
+    def shutdown(self) -> None:
+        self.drop()
