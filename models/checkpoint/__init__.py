@@ -155,7 +155,8 @@ def begin(
 def describe(source: str, reach: Reach = ANYWHERE, vet: Vet = trust) -> Description:
     """All about a checkpoint but its numbers.  What lies out of `reach` is not looked at.
 
-    `vet` gets each folder before its tokenizer is read, and raises CheckpointError for one that must not be.
+    `vet` gets each folder, or GGUF file and its metadata, before its tokenizer is read, and raises CheckpointError for
+    one that must not be.
     """
     base, _, addition = ("", "", "") if "+" not in source or reach.has(source) else source.rpartition("+")
     if base and addition:
@@ -163,7 +164,7 @@ def describe(source: str, reach: Reach = ANYWHERE, vet: Vet = trust) -> Descript
     path = reach.place(source)
     if not path.is_dir():
         refuse_file(path)
-        return gguf.describe(path)
+        return gguf.describe(path, vet)
     if adapter.is_adapter(path):
         return with_adapter(reach.of(source).place(adapter.base_of(path)), path, vet)
     if recurrent.is_recurrent(path):

@@ -156,7 +156,7 @@ def tokenizer_of(path: Path, vet: Vet = trust) -> Tokenizer:
             file=str(path),
         )
     try:
-        vet(path)
+        vet(path, {})
         return Tokenizer.from_folder(path)
     except CheckpointError as error:
         raise error if error.file else type(error)(str(error), file=str(path)) from None

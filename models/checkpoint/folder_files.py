@@ -18,12 +18,12 @@ from ..tokenizer import Tokenizer
 from .tensor_files import Entry
 
 Json = dict[str, Any]
-Vet = Callable[[Path], None]  # of a folder, before its tokenizer is read
+Vet = Callable[[Path, Json], None]  # of a folder, or of a GGUF file and its metadata, before its tokenizer is read
 T = TypeVar("T")
 MOST_STOPS = 64  # tokens that end an answer; published models name up to ten
 
 
-def trust(folder: Path) -> None:
+def trust(source: Path, fields: Json) -> None:
     """Its tokenizer is read as it is."""
 
 

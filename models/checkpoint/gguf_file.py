@@ -23,7 +23,7 @@ from ..network.model_config import ModelConfig
 from ..network.positions import Rotary, stretch
 from ..tokenizer import Tokenizer
 from .description import Description, Head
-from .folder_files import configured, template, within
+from .folder_files import Vet, configured, template, trust, within
 from .gguf_header import header
 from .head_config import language, pooled
 from .tensor_files import Entry
@@ -37,8 +37,8 @@ log = getLogger(__name__)
 Json = dict[str, Any]
 
 
-def describe(path: Path) -> Description:
-    """All about the checkpoint but its numbers."""
+def describe(path: Path, vet: Vet = trust) -> Description:
+    """All about the checkpoint but its numbers.  `vet` is called before the tokenizer is made."""
     metadata, entries = header(path)
     name = refuse_foreign(path, metadata)
     fields = {key.removeprefix(f"{name}."): value for key, value in metadata.items() if key.startswith(f"{name}.")}
@@ -46,7 +46,7 @@ def describe(path: Path) -> Description:
     refuse_unknown(path, dialect, fields)
     config = configured(str(path), partial(config_of, dialect, fields, entries))
     head = head_of(path, config, fields, entries)
-    tokenizer = tokenizer_of(path, metadata)
+    tokenizer = tokenizer_of(path, metadata, vet)
     generates = head.task == "generate"
     return Description(
         file=str(path),
@@ -144,11 +144,13 @@ def head_of(path: Path, config: ModelConfig, fields: Json, entries: Mapping[str,
     return pooled(POOLINGS[pooling], normalise=True)
 
 
-def tokenizer_of(path: Path, metadata: Json) -> Tokenizer:
+def tokenizer_of(path: Path, metadata: Json, vet: Vet = trust) -> Tokenizer:
+    fields = {key: value for key, value in metadata.items() if key.startswith("tokenizer.ggml.")}
     try:
-        return Tokenizer.from_gguf(metadata)
+        vet(path, fields)
+        return Tokenizer.from_gguf(fields)
     except CheckpointError as error:
-        raise type(error)(str(error), file=str(path)) from None
+        raise error if error.file else type(error)(str(error), file=str(path)) from None
 
 
 def chat_of(path: Path, metadata: Json, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -33,6 +33,7 @@ from .tensor_files import PIECE, Entry
 from .tensor_slices import places_of
 
 TOKEN = 300  # bytes that a tokenizer takes for an entry of its vocabulary, merges included
+SPELLED = 50  # bytes for each character of its tokens, where they are long: most are nodes of the tree for grammars
 FOUND = {
     "Q4_0": INT4,
     "int4": INT4,
@@ -82,7 +83,7 @@ def size(what: Description) -> Size:
         rearranged=max((_scattered(piece for _, piece in each) for each in pieces.values()), default=0),
         cut=max((prod(each.shape) for name, each in entries.items() if _cut_late(what, name, each, cuts)), default=0),
         merged=max(map(_merged, entries.values()), default=0),
-        tokenizer=what.tokenizer.vocab_size * TOKEN,
+        tokenizer=max(what.tokenizer.vocab_size * TOKEN, what.tokenizer.text_size * SPELLED),
         tied=isinstance(head, LanguageHead) and head.output.weight is network.tokens.weight,
         bits={
             ours: BITS[format]

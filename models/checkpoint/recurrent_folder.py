@@ -61,7 +61,7 @@ def describe(folder: Path, vet: Vet = trust) -> Description:
     """All about it but its numbers, as of any folder that is served.  `vet` is called before the tokenizer is read."""
     file = folder / "config.json"
     config, entries = config_of(str(file), read_json(file)), tensors_of(folder)
-    vet(folder)
+    vet(folder, {})
     tokenizer = Tokenizer.from_folder(folder)
     if tokenizer.vocab_size > config.vocab_size:
         message = f"it knows {tokenizer.vocab_size} tokens, {file} says that the network knows {config.vocab_size}"

@@ -117,13 +117,13 @@ class Tokenizer:
     """A checkpoint's vocabulary.  `bos_id` and the ids of other roles are None where it has no such token.
 
     `marks_words`: a piece says itself whether it goes on with a word ("##ing").  `growth`: characters that one
-    character of a text may become, before tokens are made of them.
+    character of a text may become, before tokens are made of them.  `text_size`: characters of all tokens, at most.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary, self._backend = vocabulary, vocabulary.backend
         known = self._backend.get_vocab(with_added_tokens=True)
-        patterns.refuse_long_pieces(self._backend, known)
+        self.text_size = patterns.refuse_long_pieces(self._backend, known)
         self.growth = patterns.refuse_runaway(self._backend)
         self._spelling = Spelling(self._backend)
         self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos

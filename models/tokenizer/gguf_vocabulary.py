@@ -25,6 +25,8 @@ from .vocabulary import (
 )
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED = 1, 2, 3, 4  # the values of tokenizer.ggml.token_type that matter here
+MOST_CUT = 1 << 27  # characters of all pieces, each cut in two at every place; 262,144 published ones have 15 million
+MOST_MERGES = 1 << 21  # that are made of cuts; for 262,144 published pieces it is about half a million
 _ROLES = (
     "bos",
     "eos",
@@ -176,14 +178,25 @@ def _merges(fields: _Fields) -> list[tuple[str, str]]:
 
 
 def _derived(data: _Data) -> list[tuple[str, str]]:
-    """SentencePiece joins the pair whose piece scores best: as merges, every cut of every piece, best piece first."""
+    """SentencePiece joins the pair whose piece scores best: as merges, every cut of every piece, best piece first.
+
+    CheckpointError for pieces that have more cuts than any published vocabulary: a long piece has as many cuts as
+    characters, and each is as long as the piece.
+    """
     scores = data.fields.array("scores", (int, float), len(data.pieces))
     normal = {piece: index for index, piece in enumerate(data.pieces) if data.types[index] == NORMAL}
-    merges = []
+    characters = sum(len(piece) ** 2 for piece in normal)
+    if characters > MOST_CUT:
+        said = f"tokenizer.ggml.tokens has {characters} characters, where each piece is cut in two at every place"
+        raise CheckpointError(f"{said}; {MOST_CUT} are the most without tokenizer.ggml.merges")
+    merges = list[tuple[str, str]]()
     for piece in sorted(normal, key=lambda piece: (-scores[normal[piece]], normal[piece])):
-        cuts = [(piece[:at], piece[at:]) for at in range(1, len(piece))]
-        known = [(left, right) for left, right in cuts if left in normal and right in normal]
-        merges.extend(sorted(known, key=lambda cut: (normal[cut[0]], normal[cut[1]])))
+        cuts = ((normal.get(piece[:at]), normal.get(piece[at:])) for at in range(1, len(piece)))
+        known = sorted((left, right) for left, right in cuts if left is not None and right is not None)
+        merges.extend((data.pieces[left], data.pieces[right]) for left, right in known)
+        if len(merges) > MOST_MERGES:
+            said = f"tokenizer.ggml.tokens has more than {MOST_MERGES} pieces made of two others"
+            raise CheckpointError(f"{said}, which are the most without tokenizer.ggml.merges")
     return merges
 
 

@@ -7,7 +7,7 @@ texts is refused before it is served, and so is what makes long texts of short o
 
 import base64
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from math import prod
@@ -17,12 +17,14 @@ from tokenizers import Tokenizer
 
 from ..core.errors import CheckpointError, EncodingError
 from .panics import followed, refused, unreadable
-from .vocabulary import LONGEST_PIECE
+from .vocabulary import LONGEST_PIECE, MOST_TEXT
 
 TRIED = tuple(f"{character * 48}{end}" for character in ("a", "A", "0", " ", "\n", ".", "é") for end in ("", "!", "z"))
 MOST_GROWTH = 256  # characters that a character may become
 MOST_STEPS = 256  # of a normalizer, or of any other part; published ones have a dozen
 MOST_AROUND = 1024  # tokens that stand round a text, and round a pair
+LONGEST_AROUND = 4096  # characters of those tokens
+LONGEST_UNKNOWN = 64  # characters of the token for what is unknown, which one character may become
 MOST_PLACED = 64  # special tokens and texts in a template; published ones have up to five
 PARTS = {"normalizer": "normalizers", "pre_tokenizer": "pretokenizers", "decoder": "decoders"}  # and their parts
 
@@ -31,6 +33,10 @@ def refuse_runaway(backend: Tokenizer) -> float:
     """How many characters one may become; CheckpointError for a vocabulary that would hold up the thread that
     tokenizes with it."""
     _refuse_templates(backend)
+    unknown = getattr(backend.model, "unk_token", None) or ""
+    if len(unknown) > LONGEST_UNKNOWN:
+        message = f"its token for what is unknown, {unknown[:40]!r}..., has {len(unknown)} characters"
+        raise CheckpointError(f"{message}; {LONGEST_UNKNOWN} are the most")
     growth = 1.0
     for part in PARTS:
         grown = _grown(backend, part)
@@ -38,9 +44,13 @@ def refuse_runaway(backend: Tokenizer) -> float:
         if max(growth, grown) > MOST_GROWTH:
             raise CheckpointError(f"its {part} makes more than {MOST_GROWTH} characters of one")
     for kind, pair in (("text", None), ("pair", "")):  # what it panics on here is no pattern
-        around = followed(lambda pair=pair: len(backend.encode("", pair)), refused(), refused())  # type: ignore[misc]
-        if around > MOST_AROUND:
-            raise CheckpointError(f"it puts {around} tokens round a {kind}; {MOST_AROUND} are the most")
+        encoded = followed(lambda pair=pair: backend.encode("", pair), refused(), refused())  # type: ignore[misc]
+        if len(encoded) > MOST_AROUND:
+            raise CheckpointError(f"it puts {len(encoded)} tokens round a {kind}; {MOST_AROUND} are the most")
+        if (length := sum(map(len, encoded.tokens))) > LONGEST_AROUND:
+            raise CheckpointError(
+                f"it puts tokens of {length} characters round a {kind}; {LONGEST_AROUND} are the most"
+            )
     for text in TRIED:
         astray = CheckpointError(f"a pattern of its tokenizer goes astray on a text as short as {text!r}")
         with suppress(EncodingError):  # of a text that it has no tokens for
@@ -48,8 +58,9 @@ def refuse_runaway(backend: Tokenizer) -> float:
     return growth
 
 
-def refuse_long_pieces(backend: Tokenizer, pieces: Iterable[str]) -> None:
-    """CheckpointError for a vocabulary with a piece, added ones included, that is or becomes too long a text."""
+def refuse_long_pieces(backend: Tokenizer, pieces: Collection[str]) -> int:
+    """How many characters all pieces, added ones included, become at most.  CheckpointError for a vocabulary in which
+    one of them, or all together, are or become too long a text."""
     longest = max(pieces, key=len, default="")
     decoder = backend.decoder
     steps = _steps(json.loads(decoder.__getstate__()), PARTS["decoder"]) if decoder else ()
@@ -59,6 +70,10 @@ def refuse_long_pieces(backend: Tokenizer, pieces: Iterable[str]) -> None:
             f"its vocabulary has a piece of {len(longest)} characters, {longest[:40]!r}..., which the decoder makes"
         )
         raise CheckpointError(f"{message} {len(longest) * grown:.0f}; {LONGEST_PIECE} are the most")
+    text = int(sum(map(len, pieces)) * grown)
+    if text > MOST_TEXT:
+        raise CheckpointError(f"its {len(pieces)} tokens become {text} characters of text; {MOST_TEXT} are the most")
+    return text
 
 
 def _refuse_templates(backend: Tokenizer) -> None:

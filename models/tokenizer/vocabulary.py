@@ -14,6 +14,7 @@ from ..core.errors import CheckpointError, ModelError
 from .panics import followed, refused
 
 LONGEST_PIECE = 4096  # characters of a token; published ones have a few hundred
+MOST_TEXT = 1 << 25  # characters of all tokens; vocabularies of 262,144 tokens have two million
 SPACE = "\u2581"  # how SentencePiece spells a space
 CLOSE = "</w>"  # how merges over words spell that one ends
 T = TypeVar("T")

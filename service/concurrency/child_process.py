@@ -33,13 +33,14 @@ def exchanged(process: subprocess.Popen[bytes], question: bytes, patience: float
     assert process.stdin is not None
     assert process.stdout is not None
     until, line = time.monotonic() + patience, b""
+    left = memoryview(question)  # of which nothing is copied while it is written, however long it is
     while not line.endswith(b"\n"):
-        asking = [process.stdin] if question else []
+        asking = [process.stdin] if left else []
         heard, open_, _ = select.select([process.stdout], asking, [], max(until - time.monotonic(), 0))
         if not heard and not open_:
             raise TimeoutError
         if open_:
-            question = question[os.write(process.stdin.fileno(), question[: 1 << 16]) :]
+            left = left[os.write(process.stdin.fileno(), left[: 1 << 16]) :]
         if heard:
             part = os.read(process.stdout.fileno(), 1 << 16)
             if not part:

@@ -11,6 +11,7 @@ from .model import Model
 
 CHARACTERS = 64  # for every token a model takes, are read at most: a longer text can hardly be short enough
 FEWEST = 1 << 16  # characters that are always read
+MOST_WRITTEN = 1 << 25  # bytes of the texts or names of a call's tokens; 262,144 common tokens have two million
 GROWN = 1 << 27  # characters that a text may become while it is made tokens
 
 

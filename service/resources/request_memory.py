@@ -17,6 +17,7 @@ BODY = 3  # bytes for each of a body: itself, the values made of it, and a copy 
 CHARACTER = 160  # bytes for each of a text while it is made tokens, at worst one token each
 TOKEN = 40  # bytes for each in flight
 NUMBER = 40  # bytes for each of a computed answer: a Python float, its place in a list, and a copy as float32
+WRITTEN = 8  # bytes for each of a text that is written: its parts, the text in wide characters, and as JSON
 TEXT = 1536  # bytes for each text of a call: its request, its place in the queue, its outcome
 PLACED = 300  # bytes for each token of which it is kept where in its text it is
 STEP = 1 << 20  # bytes that are claimed at a time while an answer is written

@@ -1,8 +1,9 @@
-"""Whether the tokenizer of a checkpoint's folder can be read and used, tried in a process that may die of it.
+"""Whether the tokenizer of a checkpoint can be read and used, tried in a process that may die of it.
 
 A tokenizer.json is a program: patterns, replacements and steps of any number, which the tokenizers library follows.
 One that is made to do harm aborts the process, takes all memory or never returns, and nothing inside the library stops
-it.  So a child process with limits reads it first.  It imports the tokenizers library and no torch.
+it.  So a child process with limits reads it first.  It imports the tokenizers library and no torch.  A GGUF file's
+vocabulary, of which merges are made, is tried alike: the child gets the metadata that the file's header has.
 """
 
 import json
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,26 +45,28 @@ class Vetting:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def vet(self, folder: Path) -> None:
-        """Raises CheckpointError where the tokenizer cannot be read, costs too much, or ends the process."""
+    def vet(self, source: Path, fields: Mapping[str, Any]) -> None:
+        """Raises CheckpointError where the tokenizer of a folder, or in the metadata `fields` of a GGUF file, cannot be
+        read, costs too much, or ends the process."""
         with self._lock:
             if self._process is not None and self._process.poll() is not None:  # it has ended or was killed
                 self._end()
-            question = {"folder": str(folder), "seconds": SECONDS, "text_seconds": SECONDS_A_TEXT, "memory": MEMORY}
+            question = {"source": str(source), "fields": dict(fields), "memory": MEMORY}
+            question |= {"seconds": SECONDS, "text_seconds": SECONDS_A_TEXT}
             try:
                 process = self._process = self._process or started(COMMAND)
                 answer = json.loads(exchanged(process, json.dumps(question).encode() + b"\n", PATIENCE))
             except TimeoutError:
                 self._end()
                 raise wrong(
-                    folder, f"the tokenizer could not be tried: the machine is too busy, it had {PATIENCE:g} s"
+                    source, f"the tokenizer could not be tried: the machine is too busy, it had {PATIENCE:g} s"
                 ) from None
             except BrokenPipeError:
                 if self._process is None:
-                    raise wrong(folder, "the process that tries its tokenizer cannot be started") from None
+                    raise wrong(source, "the process that tries its tokenizer cannot be started") from None
                 code = self._process.wait()
                 self._end()
-                raise wrong(folder, ending(code)) from None
+                raise wrong(source, ending(code)) from None
         if answer:
             raise KINDS[answer["kind"]](answer["wrong"], file=answer["file"])
 
@@ -80,8 +84,8 @@ class Vetting:
             end(process)
 
 
-def wrong(folder: Path | str, what: str) -> CheckpointError:
-    return CheckpointError(what, file=str(folder))
+def wrong(source: Path | str, what: str) -> CheckpointError:
+    return CheckpointError(what, file=str(source))
 
 
 def ending(code: int) -> str:
@@ -90,17 +94,19 @@ def ending(code: int) -> str:
         return f"the tokenizer takes more than {SECONDS} s of a processor to be read and tried"
     how = f"with signal {-code}" if code < 0 else f"with status {code}"
     limit = f"it may take {MEMORY >> 30} GiB of memory"
-    return f"the tokenizers library fails on the tokenizer: the process that tried it ended {how}; {limit}"
+    who = "the tokenizers library fails on the tokenizer" if code < 0 else "the tokenizer cannot be tried"
+    return f"{who}: the process that tried it ended {how}; {limit}"
 
 
 def tried(asked: dict[str, Any]) -> CheckpointError | None:
-    """What is wrong with the tokenizer in a folder."""
+    """What is wrong with the tokenizer in a folder, or in a GGUF file's metadata."""
+    source = Path(asked["source"])
     try:
-        tokenizer = Tokenizer.from_folder(Path(asked["folder"]))
+        tokenizer = Tokenizer.from_folder(source) if source.is_dir() else Tokenizer.from_gguf(asked["fields"])
     except CheckpointError as error:
         return error
     for piece in (*PIECES, *own_pieces(tokenizer)):
-        text = (piece * CHARACTERS)[:CHARACTERS]
+        text = (piece[:CHARACTERS] * (CHARACTERS // len(piece) + 1))[:CHARACTERS]
         began = time.process_time()
         with suppress(EncodingError, TokenizerError):  # of a text, which are the errors of that request
             [encoding] = tokenizer.encode_batch([text])
@@ -110,7 +116,7 @@ def tried(asked: dict[str, Any]) -> CheckpointError | None:
             said = (
                 f"{seconds:.1f} s of a processor for {len(text)} characters as {piece[:60]!r}; {most:g} s are the most"
             )
-            return wrong(asked["folder"], f"the tokenizer takes {said}")
+            return wrong(source, f"the tokenizer takes {said}")
     return None
 
 

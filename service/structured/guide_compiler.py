@@ -16,10 +16,10 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from polyhead.models.tokenizer import Tokenizer
+from polyhead.models.tokenizer import Tokenizer, TokenizerError
 
 from ..concurrency.outcome import attempt, result
-from ..core.errors import BadRequest, TooComplex
+from ..core.errors import BadRequest, PolyheadError, TooComplex
 from ..core.grammar import Grammar, Thinking
 from ..core.guide import Asked, Guide
 from ..core.model import Model
@@ -39,13 +39,13 @@ class Guides:
 
     def __init__(self) -> None:
         self._trials = Trials()
-        self._kept: WeakKeyDictionary[Tokenizer, Kept] = WeakKeyDictionary()
+        self._kept: WeakKeyDictionary[Tokenizer, Kept | str] = WeakKeyDictionary()  # or why it can have no guide
         self._lock = Lock()
 
     def known(self, model: Model, grammar: Grammar | None, thinking: Thinking | None) -> Guide | None:
         """A guide that is there already; it costs nothing to ask."""
         kept = self._kept.get(model.tokenizer)
-        inner = kept.find(grammar) if kept is not None and grammar is not None else None
+        inner = kept.find(grammar) if isinstance(kept, Kept) and grammar is not None else None
         return inner if thinking is None else None
 
     def guide(self, model: Model, grammar: Grammar | None, thinking: Thinking | None) -> Guide | None:
@@ -55,24 +55,27 @@ class Guides:
         """
         if grammar is None and (thinking is None or thinking.budget < 0):
             return None
-        kept = self._of(model)
+        kept = self._of(model, grammar.field if grammar is not None else "thinking_budget")
         inner = self._compiled(kept, grammar) if grammar is not None else None
         return inner if thinking is None else Thoughtful(kept.lexicon, thinking, inner)
 
     def expect(self, model: Model) -> None:
         """Make now what any guide of a model needs, so that nobody waits for it who asks for one."""
         with suppress(BadRequest):  # it cannot have any, as those will hear who ask
-            self._of(model)
+            self._of(model, "")
 
     def close(self) -> None:
         self._trials.close()
 
-    def _of(self, model: Model) -> "Kept":
+    def _of(self, model: Model, field: str) -> "Kept":
+        """BadRequest naming the field where the model can have no guide, which is found out once."""
         with self._lock:
             kept = self._kept.get(model.tokenizer)
             if kept is None:
-                kept = self._kept[model.tokenizer] = Kept(Lexicon(model))
-            return kept
+                kept = self._kept[model.tokenizer] = prepared(model)
+        if isinstance(kept, str):
+            raise BadRequest(f"{field}: {kept}", param=field)
+        return kept
 
     def _compiled(self, kept: "Kept", grammar: Grammar) -> "Compiled":
         found = kept.find(grammar)
@@ -82,6 +85,14 @@ class Guides:
             found = compiled(kept.lexicon, source, grammar)
             kept.keep(grammar, found)
         return found
+
+
+def prepared(model: Model) -> "Kept | str":
+    """A place for a model's guides, or why it can have none; a panic of the library is such a reason too."""
+    try:
+        return Kept(asked(lambda: Lexicon(model)))
+    except (PolyheadError, TokenizerError) as error:
+        return str(error)
 
 
 class Kept:

@@ -19,6 +19,8 @@ from ..core.errors import BadRequest
 from ..core.model import Model
 
 Bits = NDArray[np.int32]  # [ceil(V / 32)], bit i for token i
+MOST_BYTES = 1 << 22  # of all tokens, and one for each; llguidance's tree of them holds so many nodes
+LONGEST = 1 << 10  # bytes of a token, not included, that the tree holds
 WALL = "\x02"  # before a text so that it is not the first, where that would make it begin with a space
 
 
@@ -33,11 +35,12 @@ class Tag:
 
 
 class Lexicon:
-    """`ends` are the tokens that end an answer.  BadRequest if the model has none, nor one that says nothing."""
+    """`ends` are the tokens that end an answer.  BadRequest if the model has none, nor one that says nothing, or if its
+    tokens are more bytes than llguidance takes."""
 
     def __init__(self, model: Model) -> None:
         tokenizer, self.size = model.tokenizer, model.vocab_size
-        self.spelled = [tokenizer.piece_bytes(token) for token in range(self.size)]
+        self.spelled = token_bytes(model)
         special = {token for token in range(self.size) if tokenizer.is_special(token)}
         silent = [token for token, spelled in enumerate(self.spelled) if token in special or not spelled]
         self.ends = tuple(sorted(model.stop_tokens)) or tuple(silent[:1])
@@ -117,6 +120,20 @@ class Lexicon:
             found += [min(tokens)] if tokens else []
             text = text[size:]
         return found
+
+
+def token_bytes(model: Model) -> list[bytes]:
+    """The bytes of each token.  BadRequest where llguidance, which panics then, cannot take them."""
+    found, size = list[bytes](), model.vocab_size
+    for token in range(model.vocab_size):
+        found.append(model.tokenizer.piece_bytes(token))
+        size += len(found[-1])
+        if len(found[-1]) >= LONGEST or size > MOST_BYTES:
+            said = f"more than {MOST_BYTES - model.vocab_size} bytes in all its {model.vocab_size} tokens"
+            if len(found[-1]) >= LONGEST:
+                said = f"token {token} of {len(found[-1])} bytes, at most {LONGEST - 1} are taken"
+            raise BadRequest(f"the vocabulary of {model.name} has {said}: its answers cannot be given a form")
+    return found
 
 
 class Spoken:

@@ -8,6 +8,7 @@ characters.  The way back, from tokens to text, is `service.text.detokenizer`.""
 import asyncio
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -37,11 +38,12 @@ from ..core.request import (
 )
 from ..core.text_limits import (
     FEWEST,
+    MOST_WRITTEN,
     check_characters,
     known_tokens,
     place,
 )
-from ..resources.request_memory import CHARACTER, UNBOUNDED, Headroom
+from ..resources.request_memory import CHARACTER, UNBOUNDED, WRITTEN, Claim, Headroom
 from ..structured.grammar_check import PROCESSES
 from ..structured.guide_compiler import Guides
 from .inputs import (
@@ -86,6 +88,15 @@ class Job:
         """To be called between texts, from any thread.  Raises Expired where the rest is not wanted any more."""
         if self.given_up or time.perf_counter() >= self.terms.deadline:
             raise Expired(f"the deadline has passed while {TOKENISING}")
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """Rows of tokens, `field` to the wire, whose texts are asked for; `plain` without special ones."""
+
+    rows: Sequence[Sequence[int]]
+    field: str = "ids"
+    plain: bool = False
 
 
 class Text:
@@ -171,14 +182,12 @@ class Text:
             work = Job(field, length(prompt), terms)
             return await self._run(model, work, lambda: read_prompt(model, prompt, field, special=special))
 
-    async def decoded(
-        self, model: Model, rows: Sequence[Sequence[int]], *, plain: bool, terms: Terms, field: str = "ids"
-    ) -> list[str]:
-        """The texts of tokens, `field` to the wire; `plain` without special ones.  Raises as `prompts` does."""
+    async def decoded(self, model: Model, asked: Decoding, claim: Claim, terms: Terms = UNCONDITIONAL) -> list[str]:
+        """The texts of tokens; memory for them is claimed before they are made.  Raises as `prompts` and `claim` do."""
         with concerning(model):
-            self._check_count(field, len(rows))
-            work = Job(field, sum(map(len, rows)), terms)
-            return await self._run(model, work, lambda: write_texts(model, rows, field, work.check, plain=plain))
+            self._check_count(asked.field, len(asked.rows))
+            work = Job(asked.field, sum(map(len, asked.rows)), terms)
+            return await self._run(model, work, lambda: write_texts(model, asked, claim, work.check))
 
     def close(self) -> None:
         for threads in (self._short, self._long, self._grammars):
@@ -288,9 +297,28 @@ def check_listed(model: Model, parts: Sequence[Encoding], where: str) -> None:
         raise TooLong(f"{where}: has {length} tokens, at most {most} are listed", param=where)
 
 
-def write_texts(
-    model: Model, rows: Sequence[Sequence[int]], field: str, check: Callable[[], None], *, plain: bool
-) -> list[str]:
-    for index, ids in enumerate(rows):
-        known_tokens(model, ids, place(field, index, len(rows)))
-    return [model.tokenizer.decode(ids, skip_special=plain) for some in batched(rows, check) for ids in some]
+def write_texts(model: Model, asked: Decoding, claim: Claim, check: Callable[[], None]) -> list[str]:
+    for index, ids in enumerate(asked.rows):
+        known_tokens(model, ids, place(asked.field, index, len(asked.rows)))
+    counts = Counter(token for ids in asked.rows for token in ids)
+    size = sum(count * len(model.tokenizer.piece_bytes(token)) for token, count in counts.items())
+    claim_text(claim, size, f"{asked.field}: the text of the tokens", asked.field)
+    return [
+        model.tokenizer.decode(ids, skip_special=asked.plain) for some in batched(asked.rows, check) for ids in some
+    ]
+
+
+def spell_tokens(model: Model, ids: Sequence[int], claim: Claim, field: str) -> list[str]:
+    """Each token, of the text in `field`, as the vocabulary spells it.  Memory to write them all is claimed first."""
+    counts = Counter(ids)
+    pieces = {token: model.tokenizer.piece(token) for token in counts}
+    size = sum(count * len(pieces[token].encode()) for token, count in counts.items())
+    claim_text(claim, size, f"{field}: the names of its {len(ids)} tokens", field)
+    return [pieces[token] for token in ids]
+
+
+def claim_text(claim: Claim, size: int, what: str, field: str) -> None:
+    """Memory for a text of that many bytes that is made and written.  TooLong where no answer has that many."""
+    if size > MOST_WRITTEN:
+        raise TooLong(f"{what}: {size} bytes, at most {MOST_WRITTEN} are written", param=field)
+    claim.grow(WRITTEN * size, f"{what}, {size} bytes,")

@@ -339,6 +339,37 @@ def long_piece(size: int, decoder: dict[str, Any] | None = None) -> Callable[[di
     return change
 
 
+def many_pieces(values: dict[str, Any]) -> None:
+    """Each is short enough, and a hundred times as long in a text; a file of a megabyte spells a hundred."""
+    known = values["model"]["vocab"]
+    known |= {f"{number:06}{'x' * 30}": len(known) + number for number in range(20_000)}
+    values["decoder"] = replacing("x", "y" * 100)
+
+
+def unknown_named(name: str) -> Callable[[dict[str, Any]], None]:
+    """A single character that the vocabulary lacks becomes this token."""
+
+    def change(values: dict[str, Any]) -> None:
+        model = values["model"]
+        model["vocab"][name] = model["vocab"].pop(model["unk_token"])
+        model["unk_token"] = name
+        values["added_tokens"] = [each for each in values["added_tokens"] if each["content"] in model["vocab"]]
+
+    return change
+
+
+def long_beginning(values: dict[str, Any]) -> None:
+    """Two tokens, each short enough, before every text."""
+    known = values["model"]["vocab"]
+    names = ["x" * 2500, "y" * 2500]
+    known |= {name: len(known) + number for number, name in enumerate(names)}
+    template = values["post_processor"] = {"type": "TemplateProcessing"}
+    placed = [{"SpecialToken": {"id": name, "type_id": 0}} for name in names]
+    template["single"] = [*placed, {"Sequence": {"id": "A", "type_id": 0}}]
+    template["pair"] = [*template["single"], {"Sequence": {"id": "B", "type_id": 1}}]
+    template["special_tokens"] = {name: {"id": name, "ids": [known[name]], "tokens": [name]} for name in names}
+
+
 def long_added_token(values: dict[str, Any]) -> None:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
     number = max(values["model"]["vocab"].values()) + 1
@@ -375,6 +406,9 @@ TOKENIZERS: dict[str, Callable[[dict[str, Any]], object]] = {
     "a piece of a megabyte": long_piece(1_000_000),
     "a piece that its decoder makes long": long_piece(1000, replacing("x", "x" * 100)),
     "an added token of a megabyte": long_added_token,
+    "pieces that its decoder makes a hundred times as long": many_pieces,
+    "an unknown token of 4,000 characters": unknown_named("[UNK" + "u" * 4000 + "]"),
+    "long tokens before every text": long_beginning,
 }
 
 

@@ -13,11 +13,12 @@ import transformers as tf
 from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import dequantize
 
-from polyhead.models.checkpoint import Checkpoint, load
+from polyhead.models.checkpoint import Checkpoint, describe, load
 from polyhead.models.checkpoint import tensor_files as tensors
 from polyhead.models.checkpoint.gguf_header import ENCODINGS, header
 from polyhead.models.core.errors import CheckpointError, ModelError, UnsupportedError
 from polyhead.models.network.ragged import Ragged
+from polyhead.models.tokenizer import Tokenizer
 from tests.support import checkpoints, gguf_files
 
 SEQUENCES = [[5, 6, 7, 8, 9, 10, 11, 12, 13], [20, 21, 22], [30, 31, 32, 33, 34]]
@@ -283,6 +284,22 @@ def test_an_unknown_architecture_lists_the_known(tmp_path: Path) -> None:
     path = gguf_files.write(tmp_path / "mamba.gguf", "mamba", {"block_count": 1}, {"a": torch.zeros(32)})
     with pytest.raises(UnsupportedError, match=r"'mamba'.*llama, qwen2"):
         load(str(path))
+
+
+def test_a_vocabulary_is_tried_before_it_is_made(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = list[tuple[Path, dict[str, Any]]]()
+
+    def refuse(path: Path, fields: dict[str, Any]) -> None:
+        seen.append((path, fields))
+        raise CheckpointError("must not be made")
+
+    monkeypatch.setattr(Tokenizer, "from_gguf", None)
+    with pytest.raises(CheckpointError, match="must not be made") as raised:
+        describe(str(tiny), vet=refuse)
+    [(path, fields)] = seen
+    assert (path, raised.value.file) == (tiny, str(tiny))
+    assert fields["tokenizer.ggml.model"]
+    assert all(name.startswith("tokenizer.ggml.") for name in fields)
 
 
 def test_other_suffixes_and_adapters_over_gguf_are_refused(tiny: Path, tmp_path: Path, tiny_generator: Path) -> None:

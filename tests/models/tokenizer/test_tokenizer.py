@@ -17,7 +17,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import models as backends
 
 from polyhead.models.core.errors import CheckpointError, EncodingError, UnsupportedError
-from polyhead.models.tokenizer import Encoding, Tokenizer
+from polyhead.models.tokenizer import Encoding, Tokenizer, gguf_vocabulary, patterns
 from polyhead.models.tokenizer.gguf_vocabulary import (
     CONTROL,
     NORMAL,
@@ -588,6 +588,35 @@ def test_gguf_sentencepiece_equals_the_reference(prefix: bool) -> None:
     assert compared > 7
     assert ours.encode("x").ids[0] == 1
     assert ours.encode("a<tool>").pieces[-1] == "<tool>"
+
+
+def pieces_within_pieces(longest: int) -> dict[str, Any]:
+    """Every piece can be cut in two at every place, and both are pieces."""
+    pieces = ["<unk>", "<s>", "</s>", *("a" * size for size in range(1, longest + 1))]
+    types = [UNKNOWN, CONTROL, CONTROL, *[NORMAL] * longest]
+    fields = {"model": "llama", "tokens": pieces, "scores": [0.0] * len(pieces), "token_type": types}
+    return {f"tokenizer.ggml.{key}": value for key, value in fields.items()}
+
+
+def test_gguf_pieces_with_too_many_cuts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Tokenizer.from_gguf(pieces_within_pieces(100)).encode("a" * 100, special=False).ids
+    said = r"has 170\d{6} characters, where each piece is cut in two at every place; 134217728 are the most without"
+    with pytest.raises(CheckpointError, match=said):
+        Tokenizer.from_gguf(pieces_within_pieces(800))
+    monkeypatch.setattr(gguf_vocabulary, "MOST_MERGES", 100 * 99 // 2)
+    assert Tokenizer.from_gguf(pieces_within_pieces(100)).vocab_size == 103
+    with pytest.raises(CheckpointError, match="more than 4950 pieces made of two others, which are the most without"):
+        Tokenizer.from_gguf(pieces_within_pieces(101))
+
+
+def test_all_pieces_together_have_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = Tokenizer.from_gguf(pieces_within_pieces(100)).text_size
+    assert size == 100 * 101 // 2 + len("<unk><s></s>")
+    monkeypatch.setattr(patterns, "MOST_TEXT", size)
+    Tokenizer.from_gguf(pieces_within_pieces(100))
+    monkeypatch.setattr(patterns, "MOST_TEXT", size - 1)
+    with pytest.raises(CheckpointError, match=f"its 103 tokens become {size} characters of text; {size - 1} are"):
+        Tokenizer.from_gguf(pieces_within_pieces(100))
 
 
 def test_gguf_sentencepiece_puts_its_space_everywhere() -> None:

@@ -19,6 +19,7 @@ from polyhead.service.cli.main import app
 from polyhead.service.runtime import tokenizer_check as vetting
 from polyhead.service.runtime.registry import Registry
 from polyhead.service.runtime.tokenizer_check import Vetting
+from tests.models.tokenizer.test_tokenizer import sentencepiece_fields
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
 from tests.service.runtime.test_registry import serving
@@ -64,15 +65,15 @@ def test_one_that_aborts_the_process_ends_the_child_and_the_next_is_tried(
     folder = spoiled(ABORTS)
     for _ in range(2):
         with pytest.raises(CheckpointError, match=DIES) as raised:
-            vet.vet(folder)
+            vet.vet(folder, {})
         assert raised.value.file == str(folder)
-        vet.vet(tiny_classifier)
+        vet.vet(tiny_classifier, {})
 
 
 def test_one_that_takes_all_time_is_ended(vet: Vetting, spoiled: Callable[[str], Path], tiny_classifier: Path) -> None:
     with pytest.raises(CheckpointError, match="the tokenizer takes more than 2 s of a processor to be read and tried"):
-        vet.vet(spoiled(HANGS))
-    vet.vet(tiny_classifier)
+        vet.vet(spoiled(HANGS), {})
+    vet.vet(tiny_classifier, {})
 
 
 def test_one_that_takes_long_for_a_text_says_for_which(
@@ -81,7 +82,7 @@ def test_one_that_takes_long_for_a_text_says_for_which(
     monkeypatch.setattr(vetting, "SECONDS", 60)
     said = r"the tokenizer takes \S+ s of a processor for 8192 characters as 'a'; 0.25 s are the most"
     with pytest.raises(CheckpointError, match=said):
-        vet.vet(spoiled("a tokenizer: a normalizer that multiplies within bounds"))
+        vet.vet(spoiled("a tokenizer: a normalizer that multiplies within bounds"), {})
 
 
 def test_texts_of_the_vocabulary_s_own_pieces_are_tried_too(
@@ -100,7 +101,39 @@ def test_texts_of_the_vocabulary_s_own_pieces_are_tried_too(
     monkeypatch.setattr(vetting, "SECONDS", 60)
     monkeypatch.setattr(vetting, "SECONDS_A_TEXT", 0.05)  # of two million tokens
     with pytest.raises(CheckpointError, match="s of a processor for 8192 characters as 'z'"):
-        vet.vet(folder)
+        vet.vet(folder, {})
+
+
+def test_long_pieces_of_its_own_are_cut_before_they_are_repeated(
+    vet: Vetting, tiny_classifier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Joined they are 1.5 million characters, which 8,192 times would not fit in memory."""
+    folder = tmp_path / "long"
+    shutil.copytree(tiny_classifier, folder)
+
+    def lengthened(values: dict[str, Any]) -> None:
+        names = ["[UNK]", "[CLS]", "[SEP]", *(f"{number:03}" + "x" * 3000 for number in range(509))]
+        values["model"] |= {"vocab": {name: number for number, name in enumerate(names)}, "unk_token": "[UNK]"}
+        values["added_tokens"], values["post_processor"] = [], None
+
+    hostile.vocabulary(folder, lengthened)
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)
+    monkeypatch.setattr(vetting, "SECONDS", 60)
+    vet.vet(folder, {})
+
+
+def test_the_vocabulary_of_a_gguf_file_is_tried_too(vet: Vetting, tmp_path: Path) -> None:
+    file, fields = tmp_path / "a.gguf", sentencepiece_fields()
+    vet.vet(file, fields)
+    vet.vet(file, fields | {"tokenizer.ggml.tokens_of_another": ["x" * 100] * 50_000})  # a question of megabytes
+    with pytest.raises(CheckpointError, match=r"tokenizer\.ggml\.model is missing"):
+        vet.vet(file, {name: value for name, value in fields.items() if not name.endswith(".model")})
+
+
+def test_a_child_that_ends_by_itself_is_no_failure_of_the_library() -> None:
+    assert vetting.ending(1).startswith("the tokenizer cannot be tried: the process that tried it ended with status 1")
+    assert vetting.ending(-6).startswith("the tokenizers library fails on the tokenizer: ")
 
 
 def test_what_is_wrong_otherwise_is_said_as_by_whoever_reads_it(vet: Vetting, spoiled: Callable[[str], Path]) -> None:
@@ -108,17 +141,17 @@ def test_what_is_wrong_otherwise_is_said_as_by_whoever_reads_it(vet: Vetting, sp
     with pytest.raises(CheckpointError) as here:
         Tokenizer.from_folder(folder)
     with pytest.raises(CheckpointError) as there:
-        vet.vet(folder)
+        vet.vet(folder, {})
     assert (str(there.value), there.value.file) == (str(here.value), here.value.file)
 
 
 def test_a_child_that_was_ended_from_outside_is_started_again(vet: Vetting, tiny_classifier: Path) -> None:
-    vet.vet(tiny_classifier)
+    vet.vet(tiny_classifier, {})
     process = vet._process
     assert process is not None
     process.kill()
     process.wait()
-    vet.vet(tiny_classifier)
+    vet.vet(tiny_classifier, {})
     vet.close()
     assert vet._process is None
 
@@ -126,14 +159,14 @@ def test_a_child_that_was_ended_from_outside_is_started_again(vet: Vetting, tiny
 def test_a_child_that_does_not_answer_is_ended(
     vet: Vetting, tiny_classifier: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    vet.vet(tiny_classifier)
+    vet.vet(tiny_classifier, {})
     assert vet._process is not None
     os.kill(vet._process.pid, signal.SIGSTOP)
     with monkeypatch.context() as short:
         short.setattr(vetting, "PATIENCE", 0.2)
         with pytest.raises(CheckpointError, match=r"could not be tried: the machine is too busy, it had 0\.2 s"):
-            vet.vet(tiny_classifier)
-    vet.vet(tiny_classifier)
+            vet.vet(tiny_classifier, {})
+    vet.vet(tiny_classifier, {})
 
 
 def test_the_child_imports_no_torch() -> None:

@@ -35,6 +35,7 @@ from polyhead.service.core.request import (
     Token,
 )
 from polyhead.service.core.text_limits import cut, shares
+from polyhead.service.resources.request_memory import UNBOUNDED, Claim
 from polyhead.service.text.detokenizer import (
     LOWEST_LOGPROB,
     Piece,
@@ -51,7 +52,7 @@ from polyhead.service.text.detokenizer import (
 )
 from polyhead.service.text.inputs import Read, Reading
 from polyhead.service.text.prompts import Chat, Continuation
-from polyhead.service.text.tokenization import GRAMMAR, Text
+from polyhead.service.text.tokenization import GRAMMAR, Decoding, Text
 from tests.support.checkpoints import CHAT_TEMPLATE
 from tests.support.scripted import (
     WAIT,
@@ -121,7 +122,7 @@ def test_work_is_charged_to_its_owner_by_characters(talker: Model, monkeypatch: 
         await text.tokens(talker, texts, special=False, terms=terms)
         await text.inputs(talker, Reading(field="inputs", inputs=tuple(texts)), "call", terms)
         await text.prompted(talker, "The fox", "prompt", special=False, terms=terms)
-        await text.decoded(talker, [[1, 2, 3]], plain=False, terms=terms)
+        await text.decoded(talker, Decoding([[1, 2, 3]]), Claim(UNBOUNDED), terms)
         asked = Continuation(field="prompt", prompts=("The fox",), sampling=Sampling())
         await text.prompts(talker, replace(asked, grammar=Grammar("regex", "[ab]+", "regex")), "call", terms)
         text.close()

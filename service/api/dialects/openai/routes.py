@@ -19,6 +19,7 @@ from starlette.responses import Response
 from ....core.errors import PolyheadError
 from ....core.model import Model
 from ....core.request import Task
+from ....resources.request_memory import WRITTEN
 from ....text.chat_parser import (
     Utterance,
     Utterances,
@@ -28,6 +29,7 @@ from ....text.chat_parser import (
 from ....text.detokenizer import Drawn, Usage, whole
 from ....text.pipelines import Reply
 from ....text.prompts import Continuation
+from ....text.tokenization import Decoding
 from ...shared import generation_calls as generating
 from ...shared.dialect import (
     Dialect,
@@ -114,10 +116,12 @@ async def echoes(request: Request, wire: CompletionRequest) -> tuple[str, ...]:
     model = permitted(request).resolve(wire.model, ["generate"])
     prompts = several(wire.prompt)
     given = [prompt for prompt in prompts if not isinstance(prompt, str)]
-    text, terms = server(request).text, visit(request).terms
-    written = await text.decoded(model, given, plain=False, terms=terms, field="prompt") if given else []
-    left = iter(written)
-    return tuple(prompt if isinstance(prompt, str) else next(left) for prompt in prompts)
+    text, claim, terms = server(request).text, visit(request).claim, visit(request).terms
+    decoded = await text.decoded(model, Decoding(given, "prompt"), claim, terms) if given else []
+    left = iter(decoded)
+    found = tuple(prompt if isinstance(prompt, str) else next(left) for prompt in prompts)
+    claim.grow(WRITTEN * wire.n * sum(map(len, found)), "the prompts that each answer repeats")
+    return found
 
 
 @router.post("/v1/chat/completions", openapi_extra=takes(ChatRequest), summary="Answer a conversation.")

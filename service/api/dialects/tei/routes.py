@@ -15,6 +15,7 @@ from ....core.model import Model
 from ....core.request import Task
 from ....text.pipelines import Scores
 from ....text.similarity import cosines
+from ....text.tokenization import Decoding
 from ...shared.dialect import (
     Dialect,
     Wire,
@@ -162,16 +163,17 @@ async def tokenized(request: Request, wire: TokenizeRequest) -> Response:
     special, terms = wire.add_special_tokens, visit(request).terms
     with visit(request).tokenising():
         encodings = await server(request).text.tokens(model, texts, special=special, terms=terms)
-    visit(request).claim.grow(LISTED * sum(map(len, encodings)), "the list of tokens")
+    claim = visit(request).claim
+    claim.grow(LISTED * sum(map(len, encodings)), "the list of tokens")
     # a long text has as many entries as tokens: not on the event loop
-    return await on_thread(lambda: Parts(write_tokenize(texts, encodings)))
+    return await on_thread(lambda: Parts(write_tokenize(model, texts, encodings, claim)))
 
 
 @posted("/decode", DecodeRequest, "Tokens as texts.")
 async def decode(request: Request, wire: DecodeRequest) -> Response:
     model = named(request, described_by_default(request))
-    texts = server(request).text.decoded(model, wire.rows, plain=wire.skip_special_tokens, terms=visit(request).terms)
-    found = await texts
+    asked = Decoding(wire.rows, plain=wire.skip_special_tokens)
+    found = await server(request).text.decoded(model, asked, visit(request).claim, visit(request).terms)
     return await spelled(len(found) + sum(map(len, found)) // 8, lambda: found)
 
 

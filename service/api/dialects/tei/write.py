@@ -1,6 +1,6 @@
 """How text-embeddings-inference answers.  Its token offsets count bytes of UTF-8."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -22,6 +22,8 @@ from ....core.errors import (
 )
 from ....core.model import Model
 from ....core.version import VERSION
+from ....resources.request_memory import Claim
+from ....text.tokenization import spell_tokens
 from ...shared.encoding_calls import Writing, most_labels, most_numbers
 from ...shared.head_options import MOST_STOPS
 from ...shared.hf_generation import MOST_TRIES
@@ -78,23 +80,24 @@ def write_rerank(wire: RerankRequest, values: Sequence[float]) -> list[dict[str,
     return sorted(ranks, key=lambda rank: -rank["score"])
 
 
-def write_tokenize(texts: Sequence[str], encodings: Sequence[Encoding]) -> list[bytes]:
-    """JSON, in parts: a list of tokens for each text."""
+def write_tokenize(model: Model, texts: Sequence[str], encodings: Sequence[Encoding], claim: Claim) -> list[bytes]:
+    """JSON, in parts: a list of tokens for each text.  `claim` grows by the names of its special tokens."""
     parts = list[bytes]()
-    for each in zip(texts, encodings, strict=True):
-        parts += (b"," if parts else b"[", dumps_sliced(tokens(*each)))
+    for text, encoding in zip(texts, encodings, strict=True):
+        special = [id for id, is_special in zip(encoding.ids, encoding.special, strict=True) if is_special]
+        names = dict(zip(special, spell_tokens(model, special, claim, "inputs"), strict=True))
+        parts += (b"," if parts else b"[", dumps_sliced(tokens(text, encoding, names)))
     return [*parts, b"]"] if parts else [b"[]"]
 
 
-def tokens(text: str, encoding: Encoding) -> Iterator[dict[str, Any]]:
+def tokens(text: str, encoding: Encoding, names: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    """`names` are those of special tokens."""
     borders = [0, *accumulate(len(char.encode()) for char in text)]  # characters to bytes
     last = len(text)
-    for id, piece, special, (start, stop) in zip(
-        encoding.ids, encoding.pieces, encoding.special, encoding.offsets, strict=True
-    ):
+    for id, special, (start, stop) in zip(encoding.ids, encoding.special, encoding.offsets, strict=True):
         start, stop = min(start, last), min(stop, last)  # a suffix of the vocabulary's own is no part of the text
         place = {"start": None, "stop": None} if special else {"start": borders[start], "stop": borders[stop]}
-        yield {"id": id, "text": piece if special else text[start:stop], "special": special, **place}
+        yield {"id": id, "text": names[id] if special else text[start:stop], "special": special, **place}
 
 
 def write_info(model: Model, settings: Settings) -> dict[str, Any]:

@@ -13,8 +13,10 @@ from starlette.responses import Response
 from ....concurrency.outcome import on_thread
 from ....core.model import Model
 from ....core.request import Task
+from ....resources.request_memory import Claim
 from ....text.chat_prompt import fitted
 from ....text.prompts import Chat
+from ....text.tokenization import Decoding, spell_tokens
 from ...shared.dialect import (
     MOST_IDS,
     TokenId,
@@ -28,7 +30,6 @@ from ...shared.dialect import (
     visit,
 )
 from ...shared.streaming import (
-    JsonResponse,
     Parts,
     answer,
     dumps_sliced,
@@ -77,7 +78,8 @@ async def tokenized(request: Request, wire: Prompted) -> Response:
     with visit(request).tokenising():
         _, ids = await prompted(request, model, wire)
     # a long text has as many entries as tokens: not on the event loop
-    return await on_thread(lambda: Parts([dumps_sliced(write_tokens(model, wire, ids))]))
+    claim = visit(request).claim
+    return await on_thread(lambda: Parts([dumps_sliced(write_tokens(model, wire, ids, claim))]))
 
 
 async def prompted(request: Request, model: Model, wire: Prompted) -> tuple[str, list[int]]:
@@ -95,8 +97,9 @@ def named(request: Request, name: str) -> Model:
     return about(request, permitted(request).resolve(request.path_params.get("name", "") or name, ALL))
 
 
-def write_tokens(model: Model, wire: Prompted, ids: list[int]) -> dict[str, Any]:
-    pieces = [model.tokenizer.piece(id) for id in ids] if wire.return_token_strs else None
+def write_tokens(model: Model, wire: Prompted, ids: list[int], claim: Claim) -> dict[str, Any]:
+    field = "prompt" if isinstance(wire, PromptRequest) else "messages"
+    pieces = spell_tokens(model, ids, claim, field) if wire.return_token_strs else None
     return {"count": len(ids), "max_model_len": model.max_tokens, "tokens": ids, "token_strs": pieces}
 
 
@@ -108,8 +111,9 @@ async def detokenize(request: Request) -> Response:
 
 async def detokenized(request: Request, wire: DetokenizeRequest) -> Response:
     model, terms = named(request, wire.model), visit(request).terms
-    texts = server(request).text.decoded(model, [wire.tokens], plain=False, terms=terms, field="tokens")
-    return JsonResponse({"prompt": (await texts)[0]})
+    asked = Decoding([wire.tokens], "tokens")
+    [text] = await server(request).text.decoded(model, asked, visit(request).claim, terms)
+    return await on_thread(lambda: Parts([dumps_sliced({"prompt": text})]))
 
 
 @router.post(
@@ -124,4 +128,5 @@ async def templated(request: Request, wire: ConversationRequest) -> Response:
     model = about(request, permitted(request).resolve(wire.model, ["generate"]))
     with visit(request).tokenising():
         text, ids = await prompted(request, model, wire)
-    return await on_thread(lambda: Parts([dumps_sliced({"prompt": text, **write_tokens(model, wire, ids)})]))
+    claim = visit(request).claim
+    return await on_thread(lambda: Parts([dumps_sliced({"prompt": text, **write_tokens(model, wire, ids, claim)})]))

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
+from polyhead.service.api.dialects.openai import routes
 from polyhead.service.api.dialects.openai.chat_messages import NOT_FOR_MESSAGES
 from polyhead.service.api.dialects.openai.wire import (
     NOT_FOR_CHAT,
@@ -47,6 +48,7 @@ from polyhead.service.core.request import (
     Sampling,
     Token,
 )
+from polyhead.service.resources.request_memory import LEAST, UNBOUNDED
 from tests.support.scripted import (
     WAIT,
     Connection,
@@ -575,6 +577,17 @@ def test_keys_may_keep_their_prompts_to_themselves(models: list[Model], sharing:
 
     asyncio.run(both())
     assert tuple(request.salt for request in registry.requests if isinstance(request, Generate)) == told
+
+
+def test_each_answer_s_echo_has_room(models: list[Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    app = application(Registry(models, echo))
+    body = GO_ON | {"prompt": "The fox", "echo": True, "max_tokens": 1}
+    monkeypatch.setattr(UNBOUNDED, "_free", 0)
+    monkeypatch.setattr(routes, "WRITTEN", LEAST // 10)
+    one, two = ask(app, ("/v1/completions", body), ("/v1/completions", body | {"n": 2}))
+    assert one.status_code == 200, one.text
+    assert two.status_code == 413
+    assert "the prompts that each answer repeats takes about" in two.text
 
 
 def test_the_prompt_is_echoed_with_its_scores(models: list[Model]) -> None:

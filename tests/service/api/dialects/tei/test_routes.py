@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
+from polyhead.models.tokenizer import Encoding
 from polyhead.service.api.dialects.tei import routes as tei
 from polyhead.service.api.dialects.tei.routes import DIALECT
 from polyhead.service.api.dialects.tei.wire import (
@@ -43,6 +44,7 @@ from polyhead.service.core.errors import (
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Encode, Failed
 from polyhead.service.resources.request_memory import LEAST, UNBOUNDED
+from polyhead.service.text import tokenization
 from tests.service.api.test_app import call
 from tests.support.scripted import (
     WAIT,
@@ -213,6 +215,20 @@ def test_a_list_of_tokens_has_room_before_it_is_written(app: FastAPI, monkeypatc
     assert "the list of tokens takes about" in answer.text
     monkeypatch.setattr(tei, "LISTED", 1)
     assert ask(app, ("/models/judge/tokenize", body))[0].status_code == 200
+
+
+def test_names_of_special_tokens_have_room_and_others_are_not_made(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name may be much longer than the text that became its token."""
+    body = {"inputs": ["a good film"] * 2}
+    monkeypatch.setattr(Encoding, "pieces", None)
+    monkeypatch.setattr(UNBOUNDED, "_free", 0)
+    assert ask(app, ("/models/judge/tokenize", body))[0].status_code == 200
+    monkeypatch.setattr(tokenization, "WRITTEN", LEAST)
+    [answer] = ask(app, ("/models/judge/tokenize", body))
+    assert answer.status_code == 413
+    assert "inputs: the names of its 2 tokens, 10 bytes, takes about" in answer.text
 
 
 def test_tokenize_counts_bytes(app: FastAPI, models: list[Model]) -> None:

@@ -9,6 +9,8 @@ from fastapi import FastAPI
 from polyhead.models.chat import ChatTemplate
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Generate
+from polyhead.service.resources.request_memory import LEAST, UNBOUNDED
+from polyhead.service.text import tokenization
 from tests.support.scripted import (
     TEMPLATE,
     Registry,
@@ -86,6 +88,37 @@ def test_tokens_as_a_text(app: FastAPI) -> None:
     special = said(app, "/tokenize", model="vectors", prompt="a film")["tokens"]
     assert said(app, "/detokenize", model="vectors", tokens=special)["prompt"].startswith("[CLS]")
     assert said(app, "/detokenize", model="vectors", tokens=[]) == {"prompt": ""}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "sentence"),
+    [
+        ("/detokenize", {"tokens": [5] * 8}, "tokens: the text of the tokens"),
+        ("/tokenize", {"prompt": "The fox", "return_token_strs": True}, ": the names of its "),
+        ("/v1/chat/template", {"messages": TALK, "return_token_strs": True}, ": the names of its "),
+        ("/models/talker/decode", {"ids": [5] * 8}, "ids: the text of the tokens"),
+        ("/v1/completions", {"prompt": [5] * 8, "echo": True}, "prompt: the text of the tokens"),
+    ],
+)
+def test_texts_of_tokens_have_room_before_they_are_made(
+    app: FastAPI, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], sentence: str
+) -> None:
+    body = body if path.startswith("/models") else body | {"model": "talker"}
+    monkeypatch.setattr(UNBOUNDED, "_free", 0)
+    monkeypatch.setattr(tokenization, "WRITTEN", LEAST)
+    (refused,) = ask(app, (path, body))
+    assert refused.status_code == 413, refused.text
+    assert sentence in refused.text
+    assert "takes about" in refused.text
+    monkeypatch.undo()
+    monkeypatch.setattr(tokenization, "MOST_WRITTEN", 1)
+    (refused,) = ask(app, (path, body))
+    assert refused.status_code in (400, 413), refused.text
+    assert sentence in refused.text
+    assert "at most 1 are written" in refused.text
+    monkeypatch.undo()
+    (answer,) = ask(app, (path, body))
+    assert answer.status_code == 200, answer.text
 
 
 def test_text_embeddings_inference_has_its_own_form_there(app: FastAPI) -> None:

@@ -1,0 +1,82 @@
+"""What of a vocabulary llguidance can take, and what is said where it cannot."""
+
+from pathlib import Path
+from random import Random
+
+import pytest
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+
+from polyhead.models.tokenizer import Tokenizer
+from polyhead.models.tokenizer.vocabulary import Vocabulary
+from polyhead.service.core.errors import BadRequest
+from polyhead.service.core.grammar import Grammar, Thinking
+from polyhead.service.core.model import Model
+from polyhead.service.structured import guide_compiler
+from polyhead.service.structured.guide_compiler import Guides
+from polyhead.service.structured.vocabulary_bytes import LONGEST, MOST_BYTES, Lexicon
+from tests.support.scripted import model
+
+AB = Grammar("regex", "[ ab]+", "regex")
+
+
+class PanicException(BaseException):
+    """What a panic of a library in Rust is in Python."""
+
+
+def with_pieces(folder: Path, pieces: list[str]) -> Model:
+    """A model whose vocabulary has them too."""
+    known = {piece: number for number, piece in enumerate(["<s>", "</s>", "<end>", "a", "b", *pieces])}
+    backend = Backend(models.BPE(vocab=known, merges=[]))
+    backend.add_special_tokens(["<s>", "</s>", "<end>"])
+    tokenizer = Tokenizer(Vocabulary(backend))
+    return model(folder, "talker", "generate", tokenizer=tokenizer, vocab_size=tokenizer.vocab_size)
+
+
+def drawn(count: int, length: int) -> list[str]:
+    """Pieces that begin differently, so that each of their bytes is a node of a tree.  Each becomes a byte longer: in a
+    vocabulary without a decoder there is a space before it."""
+    random = Random(0)
+    return ["".join(random.choices("0123456789cdefghijklmnop", k=length - 1)) for _ in range(count)]
+
+
+def test_a_token_may_have_as_many_bytes_as_the_library_takes(tiny_generator: Path) -> None:
+    guides = Guides()
+    assert guides.guide(with_pieces(tiny_generator, ["x" * (LONGEST - 2)]), AB, None) is not None
+    wrong = f"regex: the vocabulary of talker has token 5 of {LONGEST} bytes, at most {LONGEST - 1} are taken"
+    with pytest.raises(BadRequest, match=wrong) as raised:
+        guides.guide(with_pieces(tiny_generator, ["x" * (LONGEST - 1)]), AB, None)
+    assert raised.value.param == "regex"
+    guides.close()
+
+
+def test_all_tokens_may_have_as_many_bytes_as_the_library_takes(tiny_generator: Path) -> None:
+    count = MOST_BYTES // LONGEST - 2
+    talker = with_pieces(tiny_generator, drawn(count, LONGEST - 1))
+    assert sum(map(len, Lexicon(talker).spelled)) > MOST_BYTES * 0.99
+    guides = Guides()
+    for thinking, grammar, field in ((None, AB, "regex"), (Thinking("", "</think>", 6), None, "thinking_budget")):
+        wrong = f"{field}: the vocabulary of talker has more than .* bytes in all its .* tokens"
+        with pytest.raises(BadRequest, match=wrong) as raised:
+            guides.guide(with_pieces(tiny_generator, drawn(count + 8, LONGEST - 1)), grammar, thinking)
+        assert raised.value.param == field
+    guides.close()
+
+
+def test_that_it_can_have_no_guide_is_found_out_once(tiny_generator: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the library panics: it would hold up everything again for each request."""
+    made = list[Model]()
+
+    def panic(model: Model) -> Lexicon:
+        made.append(model)
+        raise PanicException("assertion failed: size < 1")
+
+    monkeypatch.setattr(guide_compiler, "Lexicon", panic)
+    guides, talker = Guides(), with_pieces(tiny_generator, [])
+    guides.expect(talker)
+    for _ in range(3):
+        with pytest.raises(BadRequest, match=r"regex: .*PanicException.*assertion failed"):
+            guides.guide(talker, AB, None)
+        assert guides.known(talker, AB, None) is None
+    assert made == [talker]
+    guides.close()
