@@ -11,7 +11,7 @@ Knows nothing of chats.  Reads no file: `include`, `import` and `extends` have n
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from types import BuiltinMethodType, MethodType
 from typing import Any, cast
@@ -20,6 +20,7 @@ import jinja2
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, CompilerExit, Frame
 from jinja2.ext import Extension
+from jinja2.lexer import Token, TokenStream
 from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -40,6 +41,7 @@ from .template_functions import (
 SECONDS = 1.0  # of processor time that one rendering may take
 SMALL = CHARACTERS // 100  # what is bigger is looked at as soon as it is made
 WORK = 64 * CHARACTERS  # that all values made on the way may have together
+TOKENS = 10_000  # of Jinja that a template may have: Python compiles what is made of them in one step
 
 # What raises in a template that is wrong, or wrong for these messages.
 FAILURES = (
@@ -127,6 +129,16 @@ class _Generation(Extension):
         return caller()
 
 
+class _Bound(Extension):
+    """Reads no more than TOKENS of a template."""
+
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:  # type: ignore[override]  # any iterable, it says
+        for count, token in enumerate(stream, 1):
+            if count > TOKENS:
+                raise TemplateError(f"the chat template has more than {TOKENS:,} names, operators and other tokens")
+            yield token
+
+
 class Sandbox(ImmutableSandboxedEnvironment):
     """Jinja as chat templates expect it (filters, `raise_exception`, `strftime_now`, `break`), within the limits."""
 
@@ -135,7 +147,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         self._meter = _Meter()
-        extensions = [_Generation, "jinja2.ext.loopcontrols"]
+        extensions = [_Bound, _Generation, "jinja2.ext.loopcontrols"]
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, cache_size=0)
         self.finalize = self.made
         self.filters = {name: self._bounded(function) for name, function in FILTERS.items()}

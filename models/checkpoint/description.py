@@ -187,8 +187,13 @@ def unsound(config: ModelConfig) -> Iterator[tuple[str, str]]:
             yield "distances", f"{LEAST_DISTANCES} at least"
         if config.farthest <= near + 1:
             yield "farthest", f"more than {near + 1}, where each distance is of a kind of its own"
-    if config.rope_scaling and not 0 < config.rope_scaling.factor < math.inf:
-        yield "rope_scaling", "by a positive factor"
+    if scaling := config.rope_scaling:
+        if not 0 < scaling.factor < math.inf:
+            yield "rope_scaling", "by a positive factor"
+        if not 0 < scaling.low_frequency_factor < scaling.high_frequency_factor < math.inf:
+            yield "rope_scaling", "with a positive low_freq_factor and a high_freq_factor above it"
+        if not 0 < scaling.original_positions < 2**31:
+            yield "rope_scaling", "with original_max_position_embeddings from 1 on, within reason"
 
 
 def wanted(network: Transformer, head: nn.Module) -> dict[str, tuple[int, ...]]:

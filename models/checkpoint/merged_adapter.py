@@ -210,11 +210,17 @@ def spec_of(adapter: Adapter, base: Parts) -> HeadSpec:
 
 
 def named_labels(adapter: Adapter, family: Family, spec: HeadSpec, config: Json) -> Json:
-    """Labels without a name where the saved head has another number of them than the base knows."""
+    """Labels without a name where the saved head has another number of them than the base knows.  CheckpointError
+    where it has none."""
     for name, entry in adapter.saved.items():
         names = [ours for ours, _ in rename(family, spec.renames, name, torch.empty((3, 3), device="meta"))]
         count = entry.shape[0] if entry.shape else 0
-        if names == ["head.out.weight"] and count != len(config.get("id2label") or (0, 0)):
+        if names != ["head.out.weight"]:
+            continue
+        if not count:
+            message = f"its shape is {list(entry.shape)}; a head has a row for each label, and one label at least"
+            raise CheckpointError(message, file=str(entry.file), tensor=name)
+        if count != len(config.get("id2label") or (0, 0)):
             log.warning("%s: no config.json names its %d labels", adapter.path, count)
             return {**config, "id2label": {str(index): f"LABEL_{index}" for index in range(count)}}
     return config

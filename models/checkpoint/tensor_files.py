@@ -232,9 +232,10 @@ def readable(entry: Entry) -> None:
 
 
 def same(one: Entry, other: Entry) -> bool:
-    """Whether two tensors hold the same bytes."""
+    """Whether two tensors hold the same bytes; UnsupportedError where those are of an encoding not read here."""
     if (one.kind, one.shape) != (other.kind, other.shape):
         return False
+    readable(one)
     with one.file.open("rb") as first, other.file.open("rb") as second:
         first.seek(one.start)
         second.seek(other.start)

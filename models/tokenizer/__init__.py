@@ -26,7 +26,7 @@ from .panics import (
     refused,
     unreadable,
 )
-from .special_token_escape import MARK, Quoting
+from .special_token_escape import MARK, Quoting, refuse_control
 from .token_text import Spelling, TokenStream
 from .vocabulary import Vocabulary, built
 
@@ -126,6 +126,7 @@ class Tokenizer:
         self.text_size = patterns.refuse_long_pieces(self._backend, known)
         self.growth = patterns.refuse_runaway(self._backend)
         self._spelling = Spelling(self._backend)
+        refuse_control([self.piece(id) for id in self._spelling.special])
         self.bos_token, self.eos_token = vocabulary.bos, vocabulary.eos
         self.bos_id, self.eos_id, self.pad_id = map(self.find, (vocabulary.bos, vocabulary.eos, vocabulary.pad))
         self.unk_id, self.mask_id = map(self.find, (vocabulary.unk, vocabulary.mask))

@@ -1,29 +1,90 @@
-"""Text of people inside a prompt of a template's: what it spells is no control token.
+"""Quoting of what a chat template is given: no text in it is read as a control token.
 
-Knows no vocabulary, only how its control tokens are spelled.  The one idea: before the template is given a text, every
-control token in it is broken by a mark, so those that are whole in what the template writes are its own; what stands
-between them is read as the plain text that it looks like, without the marks.
+Every control token that a text spells is broken by a mark before the template gets the text.  Control tokens that are
+whole in what the template writes are then its own; the text between them is read as plain text, without the marks.
+
+The search is the automaton of the `tokenizers` library: its time grows with the text alone, whatever the control tokens
+are, and other threads run meanwhile.
 """
 
-import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+
+from tokenizers import AddedToken, Encoding, Tokenizer, models
+
+from ..core.errors import CheckpointError
+from .panics import failed, followed
 
 MARK = "\ufdd0"  # no character: Unicode keeps it for uses of this kind
+MOST = 1 << 17  # control tokens of a vocabulary; published ones have up to some ten thousand
+WINDOW = 1 << 16  # characters that are searched at a time
+TOGETHER = 1 << 10  # control tokens that are searched for others at a time
+PLAIN = 0  # what the search says of text that is no control token
 
 
 class Quoting:
     """For the `control` tokens of a vocabulary; of those of one character none can be broken."""
 
     def __init__(self, control: Iterable[str]) -> None:
-        spelled = sorted((piece for piece in control if len(piece) > 1), key=len, reverse=True)
-        self._control = re.compile("(" + ("|".join(map(re.escape, spelled)) or "(?!)") + ")")
+        spelled = [piece for piece in control if len(piece) > 1]
+        self._longest = max(map(len, spelled), default=0)
+        self._every = automaton(spelled)
+        self._inner = automaton(without_outer(spelled, self._every))
 
     def quote(self, text: str) -> str:
-        """The text with its control tokens broken; those that this leaves, which began inside of one, too."""
-        while self._control.search(text):
-            text = self._control.sub(lambda found: found[0][0] + MARK + found[0][1:], text)
+        """The text with a mark before the last character of control tokens, so that none in it is whole.
+
+        Only control tokens that have no other inside are looked for.  A mark breaks all that overlap with the one
+        found, but for one that begins with its last character; those are found in the second round, and do not overlap.
+        """
+        while ends := [end for _, end in self._found(self._inner, text)]:
+            text = MARK.join(text[one:other] for one, other in pairwise((0, *(end - 1 for end in ends), len(text))))
         return text
 
     def parts(self, text: str) -> list[str]:
         """A text in which some are broken: plain, a control token, plain, a control token, ..., plain."""
-        return [part.replace(MARK, "") for part in self._control.split(text)]
+        borders = [border for found in self._found(self._every, text) for border in found]
+        return [text[one:other].replace(MARK, "") for one, other in pairwise((0, *borders, len(text)))]
+
+    def _found(self, sought: Tokenizer, text: str) -> Iterator[tuple[int, int]]:
+        """[from, to) of the control tokens in the text, of those that begin alike the longest, none inside another."""
+        start = 0
+        while start < len(text):
+            [encoding] = searched(sought, [text[start : start + WINDOW + self._longest]])
+            after = start + WINDOW
+            for id, (begin, end) in zip(encoding.ids, encoding.offsets, strict=True):
+                if id != PLAIN and begin < WINDOW:  # what begins later may be cut off
+                    yield start + begin, start + end
+                    after = max(after, start + end)
+            start = after
+
+
+def refuse_control(control: Sequence[str]) -> None:
+    """CheckpointError for control tokens that cannot be quoted."""
+    if len(control) > MOST:
+        raise CheckpointError(f"its vocabulary has {len(control)} control tokens; {MOST} are the most")
+    if marked := next((piece for piece in control if MARK in piece), ""):
+        message = f"its vocabulary has the control token {marked[:40]!r}, with the character U+{ord(MARK):04X}"
+        raise CheckpointError(f"{message}; Unicode keeps it for use inside programs, and no control token may have it")
+
+
+def automaton(control: Sequence[str]) -> Tokenizer:
+    """Finds these in a text; all that stands between two of them is one token, PLAIN."""
+    backend = Tokenizer(models.WordLevel({"": PLAIN}, unk_token=""))
+    backend.add_special_tokens([AddedToken(piece, normalized=False) for piece in control])
+    return backend
+
+
+def without_outer(control: Sequence[str], every: Tokenizer) -> list[str]:
+    """The control tokens that have no other inside them."""
+    kept: list[str] = []
+    for first in range(0, len(control), TOGETHER):
+        some = control[first : first + TOGETHER]
+        heads, tails = (searched(every, [piece[part] for piece in some]) for part in (slice(-1), slice(1, None)))
+        found = [{*head.ids, *tail.ids} for head, tail in zip(heads, tails, strict=True)]
+        kept += [piece for piece, ids in zip(some, found, strict=True) if ids == {PLAIN}]
+    return kept
+
+
+def searched(sought: Tokenizer, texts: Sequence[str]) -> list[Encoding]:
+    return followed(lambda: list(sought.encode_batch(list(texts), add_special_tokens=False)), failed)

@@ -20,13 +20,13 @@ def place(field: str, index: int, count: int) -> str:
     return field if count == 1 else f"{field}[{index}]"
 
 
-def check_characters(model: Model, text: str, where: str, before: int = 0) -> None:
-    """Turning text into tokens holds up everybody else; of an absurdly long one it is not begun.  `before` is the
-    length of the prompt that is put before it."""
+def check_characters(model: Model, characters: int, where: str, before: int = 0) -> None:
+    """Raises TooLong for a text of more `characters` than are made tokens.  `before` is the length of the prompt that
+    is put before it."""
     most = max(FEWEST, min(CHARACTERS * model.max_tokens, int(GROWN / model.tokenizer.growth)))
-    if before + len(text) > most:
+    if before + characters > most:
         with_prompt = f" with its prompt of {before}" if before else ""
-        length = f"has {before + len(text)} characters{with_prompt}"
+        length = f"has {before + characters} characters{with_prompt}"
         why = f"the model takes {model.max_tokens} tokens"
         if most < CHARACTERS * model.max_tokens:
             why = f"its tokenizer may make {model.tokenizer.growth:g} characters of one"

@@ -323,7 +323,7 @@ def check_input(model: Model, asked: Reading, index: int) -> None:
         known_tokens(model, [id for id in given if isinstance(id, int)], where)
     for text in (given,) if isinstance(given, str) else given:
         if isinstance(text, str):
-            check_characters(model, text, where, prompt_length(model, asked, given))
+            check_characters(model, len(text), where, prompt_length(model, asked, given))
 
 
 def is_text(given: Input) -> TypeGuard[str | tuple[str, str]]:

@@ -157,7 +157,7 @@ def sampled(model: Model, asked: Continuation) -> Sampling:
 
 def spelled(model: Model, word: str) -> list[tuple[int, ...]]:
     """How a word may be written: at the beginning of a text, and, where that is another token, after others."""
-    check_characters(model, word, "bad_words")
+    check_characters(model, len(word), "bad_words")
     encodings = model.tokenizer.encode_batch([word.lstrip(), " " + word.lstrip()], special=False, offsets=False)
     alone, after = (tuple(encoding.ids) for encoding in encodings)
     return [row for row in dict.fromkeys((alone, after)) if row]
@@ -180,7 +180,7 @@ def prompt_tokens(model: Model, prompt: Prompt, where: str, last: int = 0) -> tu
 
 def encoded(model: Model, text: str, where: str, *, special: bool, last: int = 0) -> list[int]:
     """The text's tokens, or the `last` of them; TooLong before there is a list of them."""
-    check_characters(model, text, where)
+    check_characters(model, len(text), where)
     [encoding] = model.tokenizer.encode_batch([text], special=special, offsets=False)
     check_length(model, min(len(encoding), last or len(encoding)), where)
     return encoding.ids[-last:]
@@ -188,7 +188,7 @@ def encoded(model: Model, text: str, where: str, *, special: bool, last: int = 0
 
 def encoded_chat(model: Model, text: str, where: str) -> list[Encoding]:
     """What a template wrote, the special tokens too: its parts."""
-    check_characters(model, text, where)
+    check_characters(model, len(text), where)
     return model.tokenizer.encode_quoted(text)
 
 
@@ -198,9 +198,11 @@ def check_length(model: Model, length: int, where: str) -> None:
 
 
 def rendered(model: Model, prompt: Chat, where: str) -> str:
-    """What the template writes, with all that it was given quoted: only it writes control tokens."""
+    """What the template writes, with all that it was given quoted: only it writes control tokens.  TooLong where it is
+    given more characters than a prompt may have."""
     if model.chat is None:
         raise BadRequest(f"{where}: {model.name} has no chat template; ask for a completion instead", param=where)
+    check_characters(model, characters((prompt.messages, prompt.tools, prompt.variables)), where)
     return model.chat.render(
         prompt.messages,
         add_generation_prompt=prompt.opened and not prompt.continued,
@@ -208,6 +210,20 @@ def rendered(model: Model, prompt: Chat, where: str) -> str:
         variables={"tools": prompt.tools or None, **prompt.variables},
         quote=model.tokenizer.quote,
     )
+
+
+def characters(given: Any) -> int:
+    """How many all texts in a value of JSON's kinds have together."""
+    count, rest = 0, [given]
+    while rest:
+        each = rest.pop()
+        if isinstance(each, str):
+            count += len(each)
+        elif isinstance(each, Mapping):
+            rest += (*each.keys(), *each.values())
+        elif isinstance(each, Sequence):
+            rest += each
+    return count
 
 
 def thinking_left(model: Model, asked: Continuation, tokens: Sequence[int]) -> Thinking | None:

@@ -272,7 +272,7 @@ def read_tokens(model: Model, texts: Sequence[str], check: Callable[[], None], *
     for text, where in zip(texts, places, strict=True):
         if not text:
             raise EmptyInput(f"{where}: is empty, there is nothing to read", param=where)
-        check_characters(model, text, where)
+        check_characters(model, len(text), where)
     encodings = list(encoded_texts(model, texts, check, special=special))
     for encoding, where in zip(encodings, places, strict=True):
         check_listed(model, [encoding], where)
@@ -285,7 +285,7 @@ def read_prompt(model: Model, prompt: str | Chat, where: str, *, special: bool) 
         parts = encoded_chat(model, text, where)
     else:
         text = prompt
-        check_characters(model, text, where)
+        check_characters(model, len(text), where)
         parts = model.tokenizer.encode_batch([text], special=special, offsets=False)
     check_listed(model, parts, where)
     return model.tokenizer.unquote(text), [id for part in parts for id in part.ids]

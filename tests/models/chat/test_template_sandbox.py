@@ -272,6 +272,15 @@ def test_errors_are_sentences(source: str, said: str) -> None:
         ChatTemplate(source).render([USER])
 
 
+@pytest.mark.parametrize(("begin", "unit", "end"), [("{{a", "<a", "}}"), ("{{[", "a,", "]}}"), ("", "{{a}}", "")])
+def test_what_is_compiled_in_one_step_is_bounded(begin: str, unit: str, end: str) -> None:
+    ChatTemplate(begin + unit * 3000 + end)
+    ChatTemplate(CHATML + "text " * 20_000)
+    for sources in ({"source": begin + unit * 5000 + end}, {"source": "", "tool_use": begin + unit * 5000 + end}):
+        with pytest.raises(TemplateError, match="has more than 10,000 names, operators and other tokens"):
+            ChatTemplate(**sources)
+
+
 def test_lone_surrogates_are_named() -> None:
     template = ChatTemplate(CHATML)
     with pytest.raises(EncodingError, match=r"messages\[1\]\.content.*U\+D83D.*position 2"):

@@ -46,6 +46,7 @@ from tests.support.edits import edited, with_tensors
         ({"num_hidden_layers": 1}, r"no place in the network.*encoder\.layer\.1\."),
         ({"id2label": {"0": "a", "1": "b"}}, r"classifier\.(weight|bias).*\[3.*\[2"),
         ({"id2label": {"0": "a", "2": "b"}}, "0 to n-1"),
+        ({"id2label": {}}, "0 to n-1, not {}"),
         ({"id2label": None, "num_labels": 10**12}, "num_labels"),
         ({"id2label": {"0": "x" * 1001, "1": "b", "2": "c"}}, "id2label has a string of 1001 characters.*at most 1000"),
         (
@@ -136,6 +137,44 @@ def test_an_unknown_tensor_is_refused(tiny_classifier: Path, tmp_path: Path) -> 
 
     with pytest.raises(CheckpointError, match=r"no place.*self\.gate\.weight"):
         load(str(with_tensors(tiny_classifier, tmp_path / "c", add)))
+
+
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"low_freq_factor": 0.0}, "positive low_freq_factor and a high_freq_factor above it"),
+        ({"low_freq_factor": -1.0}, "positive low_freq_factor"),
+        ({"low_freq_factor": 4.0}, "high_freq_factor above it"),
+        ({"high_freq_factor": 0.0}, "high_freq_factor above it"),
+        ({"original_max_position_embeddings": 0}, "original_max_position_embeddings from 1 on"),
+        ({"factor": 0.0}, "by a positive factor"),
+    ],
+)
+def test_rope_scaling_that_divides_by_zero(
+    tiny_generator: Path, tmp_path: Path, changes: dict[str, float], sentence: str
+) -> None:
+    load(str(edited(tiny_generator, tmp_path / "fine", rope_parameters=LLAMA3)))
+    folder = edited(tiny_generator, tmp_path / "broken", rope_parameters=LLAMA3 | changes)
+    with pytest.raises(CheckpointError, match=f"rope_scaling.*{sentence}"):
+        load(str(folder))
+
+
+def test_an_output_and_embeddings_of_an_encoding_that_is_not_read(tiny_generator: Path, tmp_path: Path) -> None:
+    """They are compared where both are there, and only what is read can be."""
+
+    def shorten(tensors: dict[str, torch.Tensor]) -> None:
+        tokens = tensors["model.embed_tokens.weight"].to(torch.float8_e4m3fn)
+        tensors |= {"model.embed_tokens.weight": tokens, "lm_head.weight": tokens.clone()}
+
+    folder = with_tensors(tiny_generator, tmp_path / "fp8", shorten)
+    with pytest.raises(UnsupportedError, match=r"F8_E4M3.*BF16"):
+        load(str(edited(folder, folder, tie_word_embeddings=True)))
 
 
 def test_integers_in_the_place_of_weights_are_refused(tiny_classifier: Path, tmp_path: Path) -> None:

@@ -83,6 +83,21 @@ def test_labels_are_counted_where_nobody_names_them(tiny_embedder: Path, tmp_pat
     assert load(f"{tiny_embedder}+{tmp_path}").labels == ("LABEL_0", "LABEL_1", "LABEL_2", "LABEL_3")
 
 
+@pytest.mark.parametrize("named", [False, True])
+def test_a_head_without_labels_is_refused(tiny_classifier: Path, tmp_path: Path, named: bool) -> None:
+    settings = {"task_type": "SEQ_CLS", "target_modules": ["query"], "modules_to_save": ["classifier"]}
+    adapted(classifier(tiny_classifier), tmp_path, **settings)
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    heads = {name: tensor[:0] for name, tensor in tensors.items() if ".classifier." in name}
+    assert heads
+    save_file(tensors | heads, tmp_path / "adapter_model.safetensors")
+    if named:
+        overlay(tmp_path)
+    wrong = "id2label should name the labels" if named else r"classifier.weight.*shape is \[0, 32\].*one label at least"
+    with pytest.raises(CheckpointError, match=wrong):
+        load(f"{tiny_classifier}+{tmp_path}")
+
+
 def test_a_classifier_over_a_classifier(tiny_classifier: Path, tmp_path: Path) -> None:
     patterns = {"rank_pattern": {"layer.1.attention.self.query": 2}, "alpha_pattern": {"value": 3}}
     settings = {"task_type": "SEQ_CLS", "target_modules": ["query", "value"], **patterns}

@@ -182,6 +182,26 @@ def test_what_spells_no_control_token_is_tokenised_as_before(tiny_generator: Pat
     assert [len(part) for part in parts][-1] == 0  # nothing after the last
 
 
+@pytest.mark.parametrize("part", ["content", "tools", "variables"])
+def test_a_chat_that_is_too_long_is_refused_before_it_is_quoted(
+    talker: Model, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    quoted: list[str] = []
+    monkeypatch.setattr(talker.tokenizer, "quote", lambda text: quoted.append(text) or text)
+    long = "<" * 65_536
+    turn: dict[str, Any] = {"role": "user", "content": "a"}
+    chat = {
+        "content": Chat((turn | {"content": [{"type": "text", "text": long}]},)),
+        "tools": Chat((turn,), tools=({long: 1},)),
+        "variables": Chat((turn,), variables={"documents": [long]}),
+    }[part]
+    with pytest.raises(TooLong, match=r"has 655\d\d characters, at most 65536 are read"):
+        prompts(talker, chat)
+    assert quoted == []
+    prompts(talker, Chat((turn,)))
+    assert quoted
+
+
 def test_the_time_is_told_once_a_call_and_also_when_it_fails(talker: Model) -> None:
     times: list[tuple[str, str, float]] = []
     asked = Continuation(field="prompt", prompts=("a", "b"), sampling=Sampling())

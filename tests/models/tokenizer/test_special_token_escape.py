@@ -1,0 +1,111 @@
+"""Quoted text holds no control token, whatever the control tokens are, and the search for them is bounded."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from polyhead.models.core.errors import CheckpointError
+from polyhead.models.tokenizer import Tokenizer
+from polyhead.models.tokenizer import special_token_escape as escape
+from polyhead.models.tokenizer.special_token_escape import MARK, Quoting
+from tests.support.edits import edited
+
+TEKKEN = [f"<SPECIAL_{index}>" for index in range(1000)]
+pieces = st.lists(st.text(alphabet="ab<", min_size=1, max_size=6), max_size=8)
+
+
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The length of each text that is searched from now on."""
+    lengths: list[int] = []
+    plain = escape.searched
+
+    def counted(sought: Any, texts: Sequence[str]) -> list[Any]:
+        lengths.extend(map(len, texts))
+        return plain(sought, texts)
+
+    monkeypatch.setattr(escape, "searched", counted)
+    return lengths
+
+
+@given(pieces, st.text(alphabet=f"ab<é{MARK}", max_size=60), st.integers(1, 9))
+@settings(deadline=None)
+def test_no_control_token_is_whole_in_what_is_quoted(control: list[str], text: str, window: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(escape, "WINDOW", window)
+        quoting = Quoting(control)
+        quoted = quoting.quote(text)
+        assert not [piece for piece in control if len(piece) > 1 and piece in quoted]
+        assert quoted.replace(MARK, "") == text.replace(MARK, "")
+        assert quoting.parts(quoted) == [text.replace(MARK, "")]
+        if not any(piece in text for piece in control if len(piece) > 1):
+            assert quoted == text, "nothing was to be broken"
+
+
+@given(pieces, st.text(alphabet="ab<", max_size=40), st.integers(1, 9))
+@settings(deadline=None)
+def test_parts_are_cut_at_the_first_and_of_those_the_longest(control: list[str], text: str, window: int) -> None:
+    wanted, begin, at = [], 0, 0
+    while at < len(text):
+        found = max((piece for piece in control if len(piece) > 1 and text.startswith(piece, at)), key=len, default="")
+        if found:
+            wanted += [text[begin:at], found]
+            begin = at + len(found)
+        at += len(found) or 1
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(escape, "WINDOW", window)
+        assert Quoting(control).parts(text) == [*wanted, text[begin:]]
+
+
+@pytest.mark.parametrize(
+    ("control", "unit"),
+    [
+        (TEKKEN, "<"),
+        (TEKKEN, "<SPECIAL_"),
+        (TEKKEN, "<SPECIAL_7>"),
+        (["a" * length for length in range(2, 400)], "a"),
+        ([("abcdefghij" * 2)[first : first + 9] for first in range(10)], "abcdefghij"),
+    ],
+)
+def test_a_text_is_searched_in_short_steps_and_three_times_at_most(
+    monkeypatch: pytest.MonkeyPatch, control: list[str], unit: str
+) -> None:
+    monkeypatch.setattr(escape, "WINDOW", 4096)
+    quoting, text = Quoting(control), unit * (40_000 // len(unit))
+    lengths = searches(monkeypatch)
+    quoted = quoting.quote(text)
+    longest = max(map(len, control))
+    assert max(lengths) <= 4096 + longest
+    whole = (len(text) + len(quoted) + len(quoted)) / 4096
+    assert len(lengths) <= whole + 3, "once for those that end first, once for those that begin at their end, once more"
+
+
+def test_control_tokens_are_broken_once_where_they_stand() -> None:
+    quoting = Quoting([*TEKKEN, "</s>", "[INST]"])
+    assert quoting.quote("a<SPECIAL_12>b[INST]c</s") == f"a<SPECIAL_12{MARK}>b[INST{MARK}]c</s"
+
+
+def with_control(folder: Path, place: Path, *contents: str) -> Path:
+    vocabulary = json.loads((folder / "tokenizer.json").read_text())
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    first = max(vocabulary["model"]["vocab"].values()) + 1
+    added = [{"id": first + row, "content": content, "special": True, **flags} for row, content in enumerate(contents)]
+    return edited(folder, place, "tokenizer.json", added_tokens=vocabulary["added_tokens"] + added)
+
+
+def test_a_control_token_with_the_mark_is_refused(tiny_generator: Path, tmp_path: Path) -> None:
+    Tokenizer.from_folder(with_control(tiny_generator, tmp_path / "fine", "<ab>"))
+    with pytest.raises(CheckpointError, match=r"control token 'a\\ufdd0b', with the character U\+FDD0"):
+        Tokenizer.from_folder(with_control(tiny_generator, tmp_path / "marked", "<ab>", f"a{MARK}b"))
+
+
+def test_control_tokens_are_counted(tiny_generator: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = with_control(tiny_generator, tmp_path / "many", *TEKKEN)
+    Tokenizer.from_folder(folder)
+    monkeypatch.setattr(escape, "MOST", 999)
+    with pytest.raises(CheckpointError, match=r"has 1\d\d\d control tokens; 999 are the most"):
+        Tokenizer.from_folder(folder)
