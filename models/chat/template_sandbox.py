@@ -132,7 +132,7 @@ class _Generation(Extension):
 class _Bound(Extension):
     """Reads no more than TOKENS of a template."""
 
-    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:  # type: ignore[override]  # any iterable, it says
+    def filter_stream(self, stream: TokenStream) -> Iterator[Token]:
         for count, token in enumerate(stream, 1):
             if count > TOKENS:
                 raise TemplateError(f"the chat template has more than {TOKENS:,} names, operators and other tokens")

@@ -154,7 +154,11 @@ def labels_of(parts: Parts) -> tuple[str, ...]:
         if not isinstance(count, int) or not 0 < count < 1 << 20:
             raise CheckpointError(f"num_labels is {count!r}, which should be a positive number", file=file)
         return check_names("num_labels", tuple(f"LABEL_{index}" for index in range(count)), file)
-    if not isinstance(names, dict) or not names or {str(key) for key in names} != {str(index) for index in range(len(names))}:
+    if (
+        not isinstance(names, dict)
+        or not names
+        or {str(key) for key in names} != {str(index) for index in range(len(names))}
+    ):
         raise CheckpointError(f"id2label should name the labels 0 to n-1, not {names!r}"[:300], file=file)
     return check_names("id2label", tuple(str(names[key]) for key in sorted(names, key=int)), file)
 

@@ -8,6 +8,7 @@ are, and other threads run meanwhile.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from io import StringIO
 from itertools import pairwise
 
 from tokenizers import AddedToken, Encoding, Tokenizer, models
@@ -17,7 +18,7 @@ from .panics import failed, followed
 
 MARK = "\ufdd0"  # no character: Unicode keeps it for uses of this kind
 MOST = 1 << 17  # control tokens of a vocabulary; published ones have up to some ten thousand
-WINDOW = 1 << 16  # characters that are searched at a time
+WINDOW = 1 << 14  # characters that are searched at a time
 TOGETHER = 1 << 10  # control tokens that are searched for others at a time
 PLAIN = 0  # what the search says of text that is no control token
 
@@ -37,9 +38,15 @@ class Quoting:
         Only control tokens that have no other inside are looked for.  A mark breaks all that overlap with the one
         found, but for one that begins with its last character; those are found in the second round, and do not overlap.
         """
-        while ends := [end for _, end in self._found(self._inner, text)]:
-            text = MARK.join(text[one:other] for one, other in pairwise((0, *(end - 1 for end in ends), len(text))))
-        return text
+        while True:
+            marked, done = StringIO(), 0
+            for _, end in self._found(self._inner, text):
+                marked.write(text[done : end - 1] + MARK)
+                done = end - 1
+            if not done:
+                return text
+            marked.write(text[done:])
+            text = marked.getvalue()
 
     def parts(self, text: str) -> list[str]:
         """A text in which some are broken: plain, a control token, plain, a control token, ..., plain."""
