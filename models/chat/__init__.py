@@ -111,7 +111,7 @@ def _plain(value: Any, name: str, quote: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return quote(well_formed(str(value), name))
     if isinstance(value, Mapping):
-        return {_plain(key, name, str): _plain(each, f"{name}.{key}", quote) for key, each in value.items()}
+        return {_plain(key, name, quote): _plain(each, f"{name}.{key}", quote) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray):
         return [_plain(each, f"{name}[{index}]", quote) for index, each in enumerate(value)]
     raise TemplateError(f"{name} is a {type(value).__name__}; chat templates read JSON values only")

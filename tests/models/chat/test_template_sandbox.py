@@ -281,6 +281,15 @@ def test_what_is_compiled_in_one_step_is_bounded(begin: str, unit: str, end: str
             ChatTemplate(**sources)
 
 
+def test_names_of_fields_are_quoted_as_their_values_are() -> None:
+    written = ChatTemplate("{{ tools[0] | tojson }}").render(
+        [{"role": "user"}],
+        variables={"tools": [{"<end>": "<end>"}]},
+        quote=lambda text: text.replace("<end>", "<-end>"),
+    )
+    assert written == '{"<-end>": "<-end>"}'
+
+
 def test_lone_surrogates_are_named() -> None:
     template = ChatTemplate(CHATML)
     with pytest.raises(EncodingError, match=r"messages\[1\]\.content.*U\+D83D.*position 2"):
