@@ -293,7 +293,10 @@ CHOICES: Mapping[Task, Callable[[Model, Target, Read, Reply], Told]] = {
 
 
 def written_subject(model: Model, prompt: Prompt, asked: Generate, tokens: Sequence[int]) -> Subject:
-    """A prompt and what was written after it, each token of which is a goal."""
+    """A prompt and what was written after it, each token of which is a goal.
+
+    Tokenises the prompt: to be called on a thread for texts.
+    """
     shown = prompt_shown(model, prompt, asked.source or asked.tokens)
     opening = asked.tokens if asked.source else ()
     answer = [Shown(id, model.tokenizer.piece(id), True, output=True) for id in opening]

@@ -28,6 +28,10 @@ from .explain_request import (
 
 DIGITS = 11  # bytes of a number as JSON, about
 PAIR = 17  # of a column and a weight
+WEIGHT = 8  # bytes in memory for each weight: a float32, and a copy
+PAIRED = 150  # bytes in memory for each column and weight of a top_k
+TOKEN = 600  # bytes in memory, and as JSON, for each token
+ATTRIBUTED = 400  # the same for each token of each attribution
 TOLERANCE = 0.05  # of the difference that attributions make up: how much may be missing
 ROUNDING = 1e-4
 Array = NDArray[np.float32]
@@ -56,18 +60,43 @@ def check_length(tokens: int, settings: Settings) -> None:
 def check_weights(why: Why, subject: Subject, layout: Layout, mib: int) -> None:
     check_there("layers", why.layers, max((layers for layers, _ in layout.values()), default=0))
     check_there("heads", why.heads, max((heads for _, heads in layout.values()), default=0))
+    raw, pairs = count_weights(why, subject, layout)
+    told = written_bytes(why, raw, pairs)
+    if told > mib << 20 or raw > MOST_WEIGHTS:
+        most = f"at most {MOST_WEIGHTS} are computed and {mib} MiB told"
+        size = f"would be {raw} weights, {math.ceil(told / 2**20)} MiB; {most}"
+        message = f"layers: this {size}: ask for fewer layers or heads, a top_k, or encoding base64 with dtype float16"
+        raise AnswerTooLarge(message, param="layers")
+
+
+def count_weights(why: Why, subject: Subject, layout: Layout) -> tuple[int, int]:
+    """How many weights are computed, and how many of them a `top_k` leaves; 0 without one."""
+    if why.method in PATHS:
+        return len(subject.shown) ** 2, 0
+    if why.method != "attention":
+        return 0, 0
     raw = pairs = 0
     for kind, (layers, heads) in layout.items():
         rows, columns = (len(some) for some in sides(kind, subject))
         maps = len(why.layers or range(layers)) * len(why.heads or range(heads))
         raw += maps * rows * columns
         pairs += maps * rows * min(why.top_k, columns)
-    told = pairs * PAIR if why.top_k else raw * (DIGITS if not why.packed else 2.67 if why.half else 5.34)
-    if told > mib << 20 or raw > MOST_WEIGHTS:
-        most = f"at most {MOST_WEIGHTS} are computed and {mib} MiB told"
-        size = f"would be {raw} weights, {math.ceil(told / 2**20)} MiB; {most}"
-        message = f"layers: this {size}: ask for fewer layers or heads, a top_k, or encoding base64 with dtype float16"
-        raise AnswerTooLarge(message, param="layers")
+    return raw, pairs
+
+
+def written_bytes(why: Why, raw: int, pairs: int) -> int:
+    """Of weights as JSON, about."""
+    if pairs:
+        return pairs * PAIR
+    return math.ceil(raw * (DIGITS if not why.packed else 2.67 if why.half else 5.34))
+
+
+def memory_of(why: Why, subject: Subject, layout: Layout) -> int:
+    """Bytes that an explanation takes until it is sent, about: what is computed, its objects and its JSON."""
+    raw, pairs = count_weights(why, subject, layout)
+    tokens, targets = len(subject.shown), max(len(subject.told), 1) if why.needs_target else 0
+    weights = raw * WEIGHT + pairs * PAIRED + written_bytes(why, raw, pairs)
+    return weights + tokens * (TOKEN + targets * ATTRIBUTED)
 
 
 def check_there(field: str, asked: Sequence[int], count: int) -> None:

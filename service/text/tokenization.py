@@ -189,6 +189,14 @@ class Text:
             work = Job(asked.field, sum(map(len, asked.rows)), terms)
             return await self._run(model, work, lambda: write_texts(model, asked, claim, work.check))
 
+    async def run(self, model: Model, job: Job, function: Callable[[], T]) -> T:
+        """What `function` returns: it makes tokens of text or text of tokens, on one of these threads.
+
+        Raises as `prompts` does.
+        """
+        with concerning(model):
+            return await self._run(model, job, function)
+
     def close(self) -> None:
         for threads in (self._short, self._long, self._grammars):
             threads.close()

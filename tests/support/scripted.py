@@ -39,6 +39,7 @@ from polyhead.service.core.request import (
 )
 from polyhead.service.engine.worker import Course
 from polyhead.service.metrics import Metrics, Open
+from polyhead.service.resources.request_memory import UNBOUNDED, Headroom
 from polyhead.service.text.tokenization import Text
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
@@ -181,7 +182,7 @@ class Idle:
         return {}
 
 
-def application(registry: Registry, **settings: Any) -> FastAPI:
+def application(registry: Registry, headroom: Headroom = UNBOUNDED, **settings: Any) -> FastAPI:
     known = Settings(**settings).model_copy(update={"models": dict.fromkeys(registry.served, "./tiny")})
     engine, keys = Idle(), Keys(known)
     metrics = Metrics(tuple(registry.served), keys.names)
@@ -198,6 +199,7 @@ def application(registry: Registry, **settings: Any) -> FastAPI:
         quotas=Quotas(),
         origins=Origins(known),
         receiving=Receiving(WHOLE * known.max_body_bytes),
+        headroom=headroom,
     )
     return build(server)
 

@@ -49,7 +49,6 @@ from .dialect import (
     visit,
 )
 from .streaming import (
-    JsonResponse,
     LineStream,
     Parts,
     dumps_sliced,
@@ -250,7 +249,7 @@ async def apart(size: int, write: Callable[[], T]) -> T:
 
 async def spelled(size: int, content: Callable[[], Any]) -> Response:
     """`content` as JSON; with more than FEW numbers, or things that take as long, it is not made on the event loop."""
-    return Response(await apart(size, lambda: dumps_sliced(content())), media_type=JsonResponse.media_type)
+    return Parts([await apart(size, lambda: dumps_sliced(content()))])
 
 
 async def numbered(answers: Replies, writing: Writing) -> AsyncGenerator[bytes, None]:

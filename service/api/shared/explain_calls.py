@@ -41,6 +41,7 @@ from ...text.detokenizer import EventSource, Submit
 from ...text.inputs import Read
 from ...text.pipelines import replies
 from ...text.prompts import Chat, Continuation, Prompt
+from ...text.tokenization import Job, length
 from .dialect import (
     Wire,
     Work,
@@ -131,7 +132,7 @@ async def explained_writing(asked: Question, prompt: Prompt, tokens: Sequence[in
     """The same of tokens that were written already."""
     check_target(asked.model, asked.why)
     first = await prompted(asked, prompt, max(len(tokens), 1))
-    return await looked_into(asked, written_subject(asked.model, prompt, first, tokens))
+    return await looked_into(asked, await written(asked, prompt, first, tokens))
 
 
 def check_on(request: Request) -> None:
@@ -144,6 +145,7 @@ async def looked_into(asked: Question, subject: Subject) -> dict[str, Any]:
     call, model, why = f"explain-{uuid.uuid4().hex}", asked.model, asked.why
     layout = await server(asked.request).watch(model)  # nothing is awaited between this and the submission
     explanation.check_size(why, subject, layout, server(asked.request).settings)
+    visit(asked.request).claim.grow(explanation.memory_of(why, subject, layout), "the answer")
     [source] = asked.submit([request_of(model, why, subject, call, asked.terms)])
     return explanation.written(call, model, why, subject, await outcome(source))
 
@@ -189,12 +191,20 @@ async def continued(asked: Question, prompt: Prompt) -> Subject:
     model, target = asked.model, asked.why.target.text
     first = await prompted(asked, prompt, asked.why.max_tokens)
     if target is None:
-        return written_subject(model, prompt, first, await drawn(asked.submit([first])[0]))
+        return await written(asked, prompt, first, await drawn(asked.submit([first])[0]))
     here = visit(asked.request)
     with here.tokenising():
         [said] = await server(asked.request).text.tokens(model, [target], special=False, terms=here.terms)
     check_room(model, len(first.tokens), len(said))
-    return written_subject(model, prompt, first, said.ids)
+    return await written(asked, prompt, first, said.ids)
+
+
+async def written(asked: Question, prompt: Prompt, first: Generate, tokens: Sequence[int]) -> Subject:
+    """A prompt and the tokens after it, with their places in the caller's texts: found on a thread for texts."""
+    job = Job("input", length(prompt) + len(tokens), asked.terms)
+    with visit(asked.request).tokenising():
+        text = server(asked.request).text
+        return await text.run(asked.model, job, lambda: written_subject(asked.model, prompt, first, tokens))
 
 
 async def prompted(asked: Question, prompt: Prompt, most: int) -> Generate:

@@ -42,10 +42,12 @@ from ...shared.dialect import (
     visit,
 )
 from ...shared.encoding_calls import (
+    FEW,
     Writing,
     body_of,
     most_numbers,
     read,
+    spelled,
 )
 from ...shared.explain_calls import Question, check_on, explained_writing
 from ...shared.generation_calls import Answers, chunk_of
@@ -107,7 +109,7 @@ async def complete(request: Request, wire: CompletionRequest) -> Response:
         model, tokens = permitted(request).resolve(call.model, ["generate"]), [drawn.id for drawn in pieces[0].drawn]
         asked_why = Question(request, wire, model, why)
         explanation = await explained_writing(asked_why, several(wire.prompt)[0], tokens)
-        return await generating.json_of(pieces, lambda: told() | {"explanation": explanation})
+        return await spelled(FEW + 1, lambda: told() | {"explanation": explanation})  # not on the event loop
     return await generating.json_of(pieces, told)
 
 
@@ -199,9 +201,9 @@ class Embeddings(Writing):
 
 
 def write_embeddings(model: Model, encoding: Literal["float", "base64"]) -> Embeddings:
-    spelled = spelled_base64 if encoding == "base64" else spelled_float
+    write = spelled_base64 if encoding == "base64" else spelled_float
     most = BESIDE + most_numbers(model.width)
-    return Embeddings(one=lambda reply: spelled(reply.values), error=write_error, most=most)
+    return Embeddings(one=lambda reply: write(reply.values), error=write_error, most=most)
 
 
 def around_embeddings(model: str, tokens: int) -> tuple[bytes, bytes]:

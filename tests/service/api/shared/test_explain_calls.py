@@ -1,0 +1,132 @@
+"""What an explanation costs the server: the threads that its text is read on, and the memory that is claimed for it."""
+
+import asyncio
+import threading
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import orjson
+import pytest
+
+from polyhead.models.tokenizer import Tokenizer
+from polyhead.service.api.shared.streaming import SENT
+from polyhead.service.core.model import Model
+from polyhead.service.core.request import (
+    Attribution,
+    Done,
+    Event,
+    Explain,
+    Explained,
+    Generate,
+    Request,
+    Token,
+    Weights,
+)
+from polyhead.service.resources.request_memory import KEPT, UNBOUNDED, Headroom
+from tests.support import scripted
+
+LAYERS, HEADS = 2, 3
+PROMPTS: list[tuple[str, Any]] = [
+    ("/v1/explain", {"model": "talker", "input": "the quick brown fox", "method": "occlusion"}),
+    ("/v1/explain", {"model": "talker", "input": "the quick brown fox", "target": {"text": "a film"}}),
+    (
+        "/v1/explain",
+        {"model": "talker", "input": [{"role": "user", "content": "the quick brown fox"}], "method": "occlusion"},
+    ),
+    (
+        "/v1/completions",
+        {"model": "talker", "prompt": "the quick brown fox", "max_tokens": 2, "explain": {"method": "occlusion"}},
+    ),
+]
+
+
+class Registry(scripted.Registry):
+    """Has a network that explains."""
+
+    async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]:  # noqa: ARG002
+        return {"self": (LAYERS, HEADS)}
+
+
+def script(model: Model, request: Request) -> Iterable[Event]:  # noqa: ARG001
+    if isinstance(request, Generate):
+        yield from (Token(7), Token(8))
+        yield Done("stop", len(request.tokens), 2)
+        return
+    assert isinstance(request, Explain)
+    rows = len(request.tokens)
+    layers, heads = (LAYERS, HEADS) if request.method == "attention" else (1, 1)
+    seen = np.full((layers, heads, rows, rows), 1 / 3, np.float32)
+    weights = Weights("self", tuple(range(layers)), tuple(range(heads)), memoryview(seen))
+    each = Attribution(memoryview(np.ones(rows, np.float32)), 0.5, 0.25)
+    yield Explained((weights,) if request.method != "occlusion" else (), (each,) * len(request.goals), (0,))
+    yield Done("explained", rows)
+
+
+def ask(registry: Registry, path: str, body: Any, headroom: Headroom = UNBOUNDED) -> httpx.Response:
+    [answer] = scripted.ask(scripted.application(registry, headroom), (path, body))
+    return answer
+
+
+@pytest.mark.parametrize(("path", "body"), PROMPTS)
+def test_no_text_is_tokenised_on_the_event_loop(
+    tiny_generator: Path, path: str, body: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = set[str]()
+    for method in ("encode_batch", "encode_quoted", "decode"):
+
+        def recorded(*given: Any, original: Any = getattr(Tokenizer, method), **others: Any) -> Any:
+            names.add(threading.current_thread().name)
+            return original(*given, **others)
+
+        monkeypatch.setattr(Tokenizer, method, recorded)
+    registry = Registry([scripted.model(tiny_generator, "talker", "generate")], script)
+    names.clear()
+    answer = ask(registry, path, body)
+    assert answer.status_code == 200, answer.text
+    assert names
+    assert all(name.startswith("text") for name in names), names
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"method": "attention"},
+        {"method": "attention", "top_k": 2},
+        {"method": "attention", "encoding": "base64"},
+        {"method": "attention_rollout"},
+        {"method": "occlusion"},
+    ],
+)
+def test_memory_is_claimed_before_an_explanation_is_computed(tiny_classifier: Path, asked: dict[str, Any]) -> None:
+    def answering(model: Model, request: Request) -> Iterable[Any]:
+        return script(model, request) if isinstance(request, Explain) else scripted.echo(model, request)
+
+    judge = scripted.model(tiny_classifier, "judge", "classify", max_tokens=512, labels=("0", "1"))
+    registry, headroom = Registry([judge], answering), Headroom(KEPT + (64 << 20))
+    body = {"model": "judge", "input": "a " * 200} | asked
+    others = int(headroom.whole) - (128 << 10)  # what is left is enough for the body and the text
+    headroom.take(others, "what others ask")
+    refused = ask(registry, "/v1/explain", body, headroom)
+    assert refused.status_code == 429, refused.text
+    assert "the answer takes about" in refused.json()["error"]["message"]
+    assert not any(isinstance(request, Explain) for request in registry.requests)
+    headroom.give(others)
+    answer = ask(registry, "/v1/explain", body, headroom)
+    assert answer.status_code == 200, answer.text
+    assert headroom.lacking(int(headroom.whole)) == 0
+
+
+def test_a_long_explanation_is_sent_in_parts(tiny_generator: Path) -> None:
+    registry = Registry([scripted.model(tiny_generator, "talker", "generate", max_tokens=512)], script)
+    for path, body in (
+        ("/v1/explain", {"model": "talker", "input": "a " * 200}),
+        ("/v1/completions", {"model": "talker", "prompt": "a " * 200, "max_tokens": 2, "explain": {}}),
+    ):
+        connection = scripted.Connection(path, orjson.dumps(body))
+        asyncio.run(connection.run(scripted.application(registry)))
+        pieces = [len(message["body"]) for message in connection.sent if message["type"] == "http.response.body"]
+        assert sum(pieces) > 4 * SENT
+        assert max(pieces) <= SENT
