@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 SHARE = 0.05  # of the time, for all that are patient together, where others are busy
 BUSY = 0.3  # part of the time that was left to them: from then on others are
 MEMORY_S = 1.0  # how long what was measured counts, about
+LEFT_S = 0.1  # of MEMORY_S that count as left to others, however much of it the patient ones took
 
 
 class Paced(Protocol):
@@ -51,7 +52,7 @@ class Pace:
 
     def _held(self, now: float) -> bool:
         self._fade(now)
-        return now < self._next and self._others > BUSY * max(MEMORY_S - self._own, 0.0)
+        return now < self._next and self._others > BUSY * max(MEMORY_S - self._own, LEFT_S)
 
     def _fade(self, now: float) -> None:
         kept = math.exp((self._at - now) / MEMORY_S)

@@ -66,6 +66,23 @@ def test_one_that_is_alone_has_all_of_the_time(clock: Clock) -> None:
         assert turns.left is None
 
 
+@pytest.mark.parametrize("piece", [0.02, 0.3, 1.5])
+def test_a_short_step_of_others_does_not_hold_back_who_is_alone_after_it(clock: Clock, piece: float) -> None:
+    turns = Pace()
+    turns.took(OTHERS, clock.now, clock.now + 0.001)
+    clock.now += 0.001
+    for _ in range(100):
+        assert turns.free([MINE]) == [MINE]
+        turns.took(MINE, clock.now, clock.now + piece)
+        clock.now += piece
+
+
+def test_long_pieces_stay_within_the_share_where_others_are_busy(clock: Clock) -> None:
+    live(clock, 0.040, 0.002, 1.5, 5 * MEMORY_S)
+    others, mine = live(clock, 0.040, 0.002, 1.5, 300.0)
+    assert mine / (others + mine) == pytest.approx(SHARE, rel=0.25)
+
+
 def test_where_others_want_little_the_rest_is_taken(clock: Clock) -> None:
     others, mine = live(clock, 0.005, 0.095, 0.05, 30.0)
     assert mine > 5 * others

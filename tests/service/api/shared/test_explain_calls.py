@@ -46,11 +46,11 @@ PROMPTS: list[tuple[str, Any]] = [
 class Registry(scripted.Registry):
     """Has a network that explains."""
 
-    async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]:  # noqa: ARG002
+    async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]:
         return {"self": (LAYERS, HEADS)}
 
 
-def script(model: Model, request: Request) -> Iterable[Event]:  # noqa: ARG001
+def script(model: Model, request: Request) -> Iterable[Event]:
     if isinstance(request, Generate):
         yield from (Token(7), Token(8))
         yield Done("stop", len(request.tokens), 2)
