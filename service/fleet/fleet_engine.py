@@ -142,6 +142,9 @@ class Fleet:
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
         return self.roll.offer().resolve(name, tasks)
 
+    def expand(self, name: str) -> str:
+        return self.roll.offer().expand(name)
+
     def only(self, tasks: Collection[Task]) -> Model:
         return self.roll.offer().only(tasks)
 

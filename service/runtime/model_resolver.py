@@ -4,7 +4,7 @@ Knows neither networks nor HTTP, nor where a model is computed.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ..core.errors import (
     BadRequest,
@@ -22,7 +22,6 @@ from ..core.request import Task
 
 # What clients say that name no model, because they know of one only.
 PLACEHOLDERS = frozenset({"", "default", "dummy", "tei", "tgi"})
-NO_ALIASES: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -32,15 +31,21 @@ class Offer:
     states: Mapping[str, State]
     ready: Sequence[Model]
     unavailable: Callable[[str], PolyheadError]
+    aliases: Mapping[str, str] = field(default_factory=dict)
 
-    def resolve(self, name: str, tasks: Collection[Task], aliases: Mapping[str, str] = NO_ALIASES) -> Model:
+    def expand(self, name: str) -> str:
+        """The name of the one model that is served, where `name` is a placeholder and no alias; else `name`."""
+        if name in PLACEHOLDERS and name not in self.aliases and len(self.states) == 1:
+            return next(iter(self.states))
+        return name
+
+    def resolve(self, name: str, tasks: Collection[Task]) -> Model:
         """The model called `name`, if it is ready and does one of `tasks`; the error says what would be right.
 
         Where one model is served, a placeholder names it.
         """
-        if name in PLACEHOLDERS and len(self.states) == 1:
-            [name] = self.states
-        name = aliases.get(name, name)
+        name = self.expand(name)
+        name = self.aliases.get(name, name)
         model = next((model for model in self.ready if model.name == name), None)
         if model is None:
             raise self.unavailable(name)

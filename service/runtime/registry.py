@@ -130,14 +130,18 @@ class Registry:
 
         Where one model is served, a placeholder names it.
         """
-        return self._offer().resolve(name, tasks, self._aliases)
+        return self._offer().resolve(name, tasks)
+
+    def expand(self, name: str) -> str:
+        """The name of the one model that is served, where `name` is a placeholder and no alias; else `name`."""
+        return self._offer().expand(name)
 
     def only(self, tasks: Collection[Task]) -> Model:
         """The one model that does one of `tasks`, for routes that name none."""
         return self._offer().only(tasks)
 
     def _offer(self) -> Offer:
-        return Offer(self._states, self.models(), self._unavailable)
+        return Offer(self._states, self.models(), self._unavailable, self._aliases)
 
     def submit(self, model: Model, requests: Sequence[Request]) -> list[Stream]:
         with concerning(model):

@@ -108,6 +108,9 @@ class Registry:
     def states(self) -> Mapping[str, State]:
         return dict.fromkeys(self.served, State("ready", 1.0))
 
+    def expand(self, name: str) -> str:
+        return name
+
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
         if name not in self.served:
             raise NotFound(f"no model is called {name!r}; there are:", param="model").listing(self.served)

@@ -21,6 +21,8 @@ class Served(Protocol):
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model: ...
 
+    def expand(self, name: str) -> str: ...
+
     def only(self, tasks: Collection[Task]) -> Model: ...
 
 
@@ -35,14 +37,18 @@ class Permitted:
         return [model for model in self.served.models() if self.key.opens(model.name)]
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model:
-        """Raises Forbidden, too, for a name that is not served and that the key could not use if it were."""
+        """Raises Forbidden, too, for a name that is not served and that the key could not use if it were.
+
+        A placeholder such as "default" is the name of the one model: it is no name that a key may have.
+        """
+        named = self.served.expand(name)
         try:
-            model = self.served.resolve(name, tasks)
+            model = self.served.resolve(named, tasks)
         except PolyheadError as error:
-            self._check(name, name)
+            self._check(name, named)
             self._hide(error)
             raise
-        self._check(name, model.name)
+        self._check(name, named, model.name)
         return model
 
     def only(self, tasks: Collection[Task]) -> Model:
@@ -65,7 +71,8 @@ class Permitted:
         if error.names:
             error.listing(name for name in error.names if self.key.opens(name))
 
-    def _check(self, asked: str, name: str) -> None:
-        if not self.key.opens(name) and not self.key.opens(asked):
+    def _check(self, asked: str, *names: str) -> None:
+        """Raises Forbidden unless the key may use one of `names`; `asked` is what the client wrote."""
+        if not any(map(self.key.opens, names)):
             what, may = asked[:100] or "without a name", ", ".join(self.key.models)
             raise Forbidden(f"the key {self.key.name!r} may not use the model {what}, it may use {may}", param="model")

@@ -18,7 +18,7 @@ from polyhead.service.api.access.auth import ACCESS, access
 from polyhead.service.api.access.authorized_models import Permitted, Served
 from polyhead.service.api.app import owner
 from polyhead.service.config.keys import SCOPES, Key
-from polyhead.service.core.errors import PolyheadError, Unavailable
+from polyhead.service.core.errors import Forbidden, PolyheadError, Unavailable
 from polyhead.service.core.model import Model, State
 from polyhead.service.runtime.model_resolver import Offer
 from tests.support.scripted import (
@@ -351,6 +351,31 @@ def test_while_models_load_a_key_is_not_told_their_names(served: list[Model]) ->
     assert caught.value.retry_after == 7
     with pytest.raises(Unavailable, match="shut is not ready yet"):
         Permitted(cast(Served, offer), Key("all")).only(["generate"])
+
+
+@pytest.mark.parametrize("name", ["", "default", "dummy", "tei", "tgi"])
+def test_a_placeholder_opens_no_model_that_the_key_may_not_use(served: list[Model], name: str) -> None:
+    model = served[0]
+
+    def permitted(offer: Offer, *names: str) -> Permitted:
+        return Permitted(cast(Served, offer), Key("some", models=names))
+
+    def unavailable(name: str) -> PolyheadError:
+        return Unavailable(f"{name} is not ready yet", retry_after=7)
+
+    ready = Offer({model.name: State("ready", 1.0)}, [model], unavailable)
+    loading = Offer({model.name: State("loading")}, [], unavailable)
+    tasks = [model.task]
+    for offer in (ready, loading):
+        with pytest.raises(Forbidden) as caught:
+            permitted(offer, "d*", "t*", "?").resolve(name, tasks)
+        assert model.name not in caught.value.message
+    assert permitted(ready, model.name).resolve(name, tasks) is model
+    with pytest.raises(Unavailable):
+        permitted(loading, model.name).resolve(name, tasks)
+    alias = Offer({model.name: State("ready", 1.0)}, [model], unavailable, {name: model.name})
+    if name:
+        assert permitted(alias, name).resolve(name, tasks) is model
 
 
 def test_an_alias_that_the_key_may_use_leads_to_its_model(served: list[Model], tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -75,13 +75,17 @@ def test_no_text_is_tokenised_on_the_event_loop(
     tiny_generator: Path, path: str, body: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = set[str]()
-    for method in ("encode_batch", "encode_quoted", "decode"):
 
-        def recorded(*given: Any, original: Any = getattr(Tokenizer, method), **others: Any) -> Any:
+
+    def record(original: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*given: Any, **others: Any) -> Any:
             names.add(threading.current_thread().name)
             return original(*given, **others)
 
-        monkeypatch.setattr(Tokenizer, method, recorded)
+        return recorded
+
+    for method in ("encode_batch", "encode_quoted", "decode"):
+        monkeypatch.setattr(Tokenizer, method, record(getattr(Tokenizer, method)))
     registry = Registry([scripted.model(tiny_generator, "talker", "generate")], script)
     names.clear()
     answer = ask(registry, path, body)
