@@ -148,7 +148,11 @@ class Registry:
             return self._engine.submit(self._worker(model, requests), requests)
 
     async def watch(self, model: Model) -> Mapping[str, tuple[int, int]]:
-        """See to it that there is what explains its answers, before requests to do so are submitted; see Watching."""
+        """See to it that there is what explains its answers, before requests to do so are submitted; see Watching.
+
+        Raises Unavailable for a model that was taken away: the network would be read after its model's was forgotten.
+        """
+        self._find(model)
         trunk = trunk_of(model.name)
         source = f"{self._sources[trunk]}+{model.source}" if trunk else model.source
         with concerning(model):
@@ -396,9 +400,13 @@ class Registry:
                 message = f"the network that explains {model.name} was given back while this was read; send it again"
                 raise Unavailable(message, retry_after=1)
             return explainer
+        return self._find(model).worker
+
+    def _find(self, model: Model) -> Served:
+        """As which a model is served, or was until a moment ago.  Raises Unavailable."""
         for served in (*self._retiring, *self._served.values()):
             if served.model is model:
-                return served.worker
+                return served
         raise Unavailable(f"{model.name} was taken away while this was read; send it again", retry_after=1)
 
     def _known(self, name: str) -> Known:

@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, get_args
 
 import pytest
+import transformers as tf
 
 from polyhead.models import checkpoint
 from polyhead.models.explain import (
@@ -36,6 +37,7 @@ from polyhead.service.core.request import (
 from polyhead.service.engine import explain_worker as explainer
 from polyhead.service.engine.explain_worker import AT_ONCE, Explainer
 from polyhead.service.runtime.registry import Registry
+from tests.models.checkpoint.test_merged_adapter import adapted
 from tests.service.runtime.test_registry import serving
 from tests.support.engine_fakes import ask, finish, turn
 
@@ -332,6 +334,37 @@ def test_a_model_that_goes_while_its_network_is_read_leaves_nothing(tiny_classif
         assert served.known()[0].explaining == 0
 
     serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
+
+
+def test_a_model_that_was_taken_away_is_not_explained_any_more(tiny_classifier: Path, tiny_embedder: Path) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        judge, (_, free) = served.resolve("judge", ["classify"]), served.memory()
+        await served.unload("judge", 0.0).end()
+        _, freed = served.memory()
+        assert freed > free
+        with pytest.raises(Unavailable, match="judge was taken away while this was read; send it again"):
+            await served.watch(judge)
+        assert served.memory()[1] == freed
+
+    serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
+
+
+def test_an_adapter_whose_base_was_taken_away_is_not_explained_any_more(
+    tmp_path: Path, tiny_classifier: Path, tiny_embedder: Path
+) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        tuned = served.resolve("vectors:tuned", ["classify"])
+        await served.unload("vectors:tuned", 0.0).end()
+        await served.unload("vectors", 0.0).end()
+        with pytest.raises(Unavailable, match="vectors:tuned was taken away"):
+            await served.watch(tuned)
+
+    base: Any = tf.BertForSequenceClassification.from_pretrained(tiny_embedder, num_labels=2)
+    adapted(base, tmp_path / "tuned", task_type="SEQ_CLS", base=str(tiny_embedder))
+    models = {"judge": tiny_classifier, "vectors": tiny_embedder, "vectors:tuned": tmp_path / "tuned"}
+    serving(models, act)
 
 
 # ---- how much work
