@@ -8,7 +8,7 @@ one turn.
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from itertools import islice
 from typing import Generic, TypeVar
 
@@ -54,18 +54,24 @@ class Queue(Generic[T]):
         if not self._lines[line]:
             del self._lines[line]
 
-    def first(self) -> T | None:
-        """Who is next; it stays until it is removed."""
-        if not self._lines:
+    def first(self, without: Collection[str] = ()) -> T | None:
+        """Who is next, of owners that are not among `without`; it stays until it is removed."""
+        lines = [line for line in self._lines if line[1] not in without]
+        if not lines:
             return None
-        highest = max(priority for priority, _ in self._lines)
-        owner = self._turns.next(owner for priority, owner in self._lines if priority == highest)
-        assert owner is not None
+        highest = max(priority for priority, _ in lines)
+        owner = self.next_owner(owner for priority, owner in lines if priority == highest)
         return next(iter(self._lines[highest, owner]))
 
-    def charge(self, owner: str, tokens: int) -> None:
-        """`tokens` were computed for `owner`."""
-        self._turns.charge(owner, tokens)
+    def next_owner(self, owners: Iterable[str]) -> str:
+        """The one of `owners`, who have all had entries here, that has been served least."""
+        owner = self._turns.next(owners)
+        assert owner is not None
+        return owner
+
+    def charge(self, owner: str, cost: float) -> None:
+        """`cost` was computed for `owner`: tokens, or whatever all entries of this queue are measured in."""
+        self._turns.charge(owner, cost)
 
 
 class Deadlines(Generic[T]):

@@ -206,6 +206,7 @@ class Encoder:
             if batch and tokens > room:
                 break
             self._pending.begin(ticket)
+            self._pending.charge(ticket, self._pending[ticket].prompt_tokens)
             room -= tokens
             batch.append(ticket)
         return sorted(batch, key=lambda ticket: order(self._pending[ticket]))

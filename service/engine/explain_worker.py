@@ -44,6 +44,7 @@ from .worker import (
 )
 
 AT_ONCE = 4  # explanations that take turns, so that a short one does not wait for a long one
+MOST_AT_ONCE = 6  # the same, where those that are more belong to owners that have no other
 
 Job = Generator[None, None, Explanation]
 
@@ -65,7 +66,7 @@ class Explainer:
         self._read = (0,) if reads else ()  # the shortest source
         self._pending: Pending[Explain] = Pending()
         self._jobs: dict[Ticket, Job] = {}
-        self._turns: deque[Ticket] = deque()  # those that have a job; the first is next
+        self._turns: deque[Ticket] = deque()  # those that have a job; the first had no turn for longest
         self._current: Ticket | None = None  # whose a failure would be
 
     @property
@@ -113,14 +114,15 @@ class Explainer:
 
     def step(self) -> Step:
         began, waited = perf_counter(), list[float]()
-        while len(self._turns) < AT_ONCE and (begun := self._pending.first()) is not None:
+        while (begun := self._next_to_begin()) is not None:
             self._current = begun
             self._begin(begun)
             begun.course.begun = began
             waited.append(began - begun.submitted)
-        self._current = ticket = self._turns[0]
-        self._turns.rotate(-1)
-        request, events = self._pending[ticket], self._advance(ticket)
+        self._current = ticket = self._next_turn()
+        request, turn = self._pending[ticket], perf_counter()
+        events = self._advance(ticket)
+        self._pending.charge(ticket, perf_counter() - turn)
         self._current = None  # a ticket leads back to its worker, and whoever drops that wants the memory at once
         if events:
             self._remove(ticket)
@@ -162,6 +164,22 @@ class Explainer:
         while self.busy:
             self.step()
             breathe()
+
+    def _next_to_begin(self) -> Ticket | None:
+        """Who waits and may take turns with those that were begun."""
+        if len(self._turns) < AT_ONCE:
+            return self._pending.first()
+        if len(self._turns) < MOST_AT_ONCE:
+            return self._pending.first(without={self._pending.owner(ticket) for ticket in self._turns})
+        return None
+
+    def _next_turn(self) -> Ticket:
+        """Of the owner that was computed for least, the one that had no turn for longest."""
+        owner = self._pending.next_owner(self._turns)
+        ticket = next(each for each in self._turns if self._pending.owner(each) == owner)
+        self._turns.remove(ticket)
+        self._turns.append(ticket)
+        return ticket
 
     def _begin(self, ticket: Ticket) -> None:
         self._pending.begin(ticket)

@@ -4,6 +4,7 @@ Knows no batch and no network.  The one idea: a request is here from its submiss
 what is kept of it goes in one place.
 """
 
+from collections.abc import Collection, Iterable
 from typing import Generic, TypeVar
 
 from ..concurrency.fair_queue import Deadlines, Queue
@@ -39,15 +40,24 @@ class Pending(Generic[R]):
         self._waiting.add(ticket, request.terms.owner, request.terms.priority)
         self._deadlines.add(ticket, request.terms.deadline)
 
-    def first(self) -> Ticket | None:
-        """Who is next; it waits until it is begun."""
-        return self._waiting.first()
+    def first(self, without: Collection[str] = ()) -> Ticket | None:
+        """Who is next, of owners that are not among `without`; it waits until it is begun."""
+        return self._waiting.first(without)
 
     def begin(self, ticket: Ticket) -> None:
-        """It waits no more, and its owner pays for it."""
+        """It waits no more."""
         self._waiting.remove(ticket)
-        request = self._asked[ticket]
-        self._waiting.charge(request.terms.owner, request.prompt_tokens)
+
+    def charge(self, ticket: Ticket, cost: float) -> None:
+        """Its owner pays for it: tokens or seconds, the same for all requests of one worker."""
+        self._waiting.charge(self.owner(ticket), cost)
+
+    def owner(self, ticket: Ticket) -> str:
+        return self._asked[ticket].terms.owner
+
+    def next_owner(self, tickets: Iterable[Ticket]) -> str:
+        """The owner of some of `tickets` that has been served least."""
+        return self._waiting.next_owner(map(self.owner, tickets))
 
     def remove(self, ticket: Ticket) -> None:
         del self._asked[ticket]

@@ -19,7 +19,7 @@ from polyhead.models.network.model_config import ModelConfig
 
 from ..config.settings import Settings
 from ..core.errors import AnswerTooLarge
-from ..engine.explain_worker import AT_ONCE
+from ..engine.explain_worker import MOST_AT_ONCE
 from ..explain.explain_request import MOST_FLOWING, MOST_WEIGHTS
 from .memory_budget import Need, Sized, highest
 
@@ -49,7 +49,7 @@ def most_bytes(size: Sized, tokens: int) -> int:
         some = (0,) * (min(tokens, MOST_FLOWING) if method == "attention_flow" else tokens)
         asked = Asked(Text(some, source=some if reader else ()), method, goals=(((0, 0),),), layers=(0,), heads=(0,))
         taken = max(taken, bytes_of(reader or body, body, asked, PIECE))
-    return taken + AT_ONCE * MOST_WEIGHTS * torch.float32.itemsize
+    return taken + MOST_AT_ONCE * MOST_WEIGHTS * torch.float32.itemsize
 
 
 @dataclass(frozen=True)

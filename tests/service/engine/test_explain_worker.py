@@ -35,7 +35,7 @@ from polyhead.service.core.request import (
     Terms,
 )
 from polyhead.service.engine import explain_worker as explainer
-from polyhead.service.engine.explain_worker import AT_ONCE, Explainer
+from polyhead.service.engine.explain_worker import AT_ONCE, MOST_AT_ONCE, Explainer
 from polyhead.service.runtime.registry import Registry
 from tests.models.checkpoint.test_merged_adapter import adapted
 from tests.service.runtime.test_registry import serving
@@ -72,6 +72,44 @@ def test_so_many_are_begun_at_once(worker: Explainer) -> None:
     assert (report.running, report.waiting, len(report.queue_s)) == (AT_ONCE, 2, AT_ONCE)
     finish(worker)
     assert all(isinstance(ticket.events[-1], Done) for ticket in tickets)
+
+
+def test_another_owners_explanation_does_not_wait_for_the_end_of_one(worker: Explainer) -> None:
+    greedy, modest, late = Terms("greedy"), Terms("modest"), Terms("late")
+    many = ask(worker, *(why(terms=greedy) for _ in range(AT_ONCE + 2)))
+    turn(worker)
+    tickets = ask(worker, *(why("attention", terms=terms) for terms in (modest, modest, late)))
+    report = turn(worker)
+    assert (report.running, report.waiting) == (MOST_AT_ONCE, 3)
+    while not all(ticket.ended for ticket in tickets):
+        turn(worker)
+    assert not any(ticket.ended for ticket in many)
+    finish(worker)
+
+
+def test_turns_are_shared_by_owners_in_time_not_in_explanations(
+    worker: Explainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One owner's pieces take ten times as long as the other's, who gets ten of them for each."""
+    now, had = [0.0], {"slow": 0, "quick": 0}
+    monkeypatch.setattr(explainer, "perf_counter", lambda: now[0])
+
+    def pieces(_: Any, asked: Any, **others: Any) -> Generator[None, None, Explanation]:  # noqa: ARG001
+        owner = "slow" if asked.steps == 3 else "quick"
+        while True:
+            now[0] += 10.0 if owner == "slow" else 1.0
+            had[owner] += 1
+            yield
+
+    monkeypatch.setattr(explainer, "explain", pieces)
+    slow = Explain("slow", TOKENS, "attention", steps=3, terms=Terms("slow"))
+    tickets = ask(worker, *[slow] * 3, why(terms=Terms("quick")))
+    for _ in range(110):
+        turn(worker)
+    assert had["slow"] == pytest.approx(10, abs=2)
+    for ticket in tickets:
+        worker.abort(ticket)
+    worker.check()
 
 
 def test_who_leaves_is_explained_no_further(worker: Explainer) -> None:

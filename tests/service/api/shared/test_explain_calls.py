@@ -76,7 +76,6 @@ def test_no_text_is_tokenised_on_the_event_loop(
 ) -> None:
     names = set[str]()
 
-
     def record(original: Callable[..., Any]) -> Callable[..., Any]:
         def recorded(*given: Any, **others: Any) -> Any:
             names.add(threading.current_thread().name)
