@@ -94,7 +94,7 @@ def test_turns_are_shared_by_owners_in_time_not_in_explanations(
     now, had = [0.0], {"slow": 0, "quick": 0}
     monkeypatch.setattr(explainer, "perf_counter", lambda: now[0])
 
-    def pieces(_: Any, asked: Any, **others: Any) -> Generator[None, None, Explanation]:  # noqa: ARG001
+    def pieces(_: Any, asked: Any, **others: Any) -> Generator[None, None, Explanation]:
         owner = "slow" if asked.steps == 3 else "quick"
         while True:
             now[0] += 10.0 if owner == "slow" else 1.0
