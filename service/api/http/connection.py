@@ -168,7 +168,9 @@ class Connection(asyncio.BufferedProtocol):
         self.searched = 0 if end else len(self.buffer)
         if not end:
             self.hurry()
+            self.edge.heads.keep(self, len(self.buffer))
             return False
+        self.edge.heads.end(self)
         self.expect_nothing()
         self.edge.silent.pop(self, None)
         if not self.edge.turns.enter(self):
@@ -309,6 +311,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self.lingering = True
         self.buffer.clear()
+        self.edge.heads.end(self)
         self.edge.silent.pop(self, None)
         self.edge.lingering[self] = None
         self.transport.resume_reading()
@@ -337,6 +340,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def forget(self) -> None:
         """It is not among those any more that may make room."""
+        self.edge.heads.end(self)
         self.edge.silent.pop(self, None)
         self.edge.writing.pop(self, None)
         self.edge.lingering.pop(self, None)

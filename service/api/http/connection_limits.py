@@ -10,6 +10,7 @@ from ...core.errors import PolyheadError
 from .body_limits import Receiving
 
 READ = 1 << 16  # bytes that are read at once
+MOST_HEADS = 16 << 20  # bytes of all heads that are not complete
 AT_ONCE = 32  # requests that begin in one turn of the event loop
 
 
@@ -21,6 +22,30 @@ class Client(Protocol):
 
     def resume(self) -> None:
         """Read on: its turn has come."""
+
+
+class Heads:
+    """Heads that are not complete, within `most` bytes together: beyond that the one that was begun first is dropped.
+
+    Most clients send a head in one piece, and it is never counted here.
+    """
+
+    def __init__(self, most: int = MOST_HEADS) -> None:
+        self.most, self.held = most, 0
+        self._sizes: dict[Client, int] = {}  # the one begun first at the front
+
+    def keep(self, client: Client, size: int) -> None:
+        """So many bytes of the head of `client` have come."""
+        self.held += size - self._sizes.get(client, 0)
+        self._sizes[client] = size
+        while self.held > self.most:
+            first = next(iter(self._sizes))
+            self.end(first)
+            first.drop()
+
+    def end(self, client: Client) -> None:
+        """Its head is complete, or nothing more of it is wanted."""
+        self.held -= self._sizes.pop(client, 0)
 
 
 class Turns:
@@ -79,6 +104,7 @@ class Edge:
     cut: Callable[[], None]
     receiving: Receiving = field(default_factory=Receiving)
     turns: Turns = field(default_factory=Turns)
+    heads: Heads = field(default_factory=Heads)
     # Since when, by `time.monotonic`; the longest first.
     silent: dict[Client, float] = field(default_factory=dict)  # no request of theirs is under way
     writing: dict[Client, float] = field(default_factory=dict)  # bytes of an answer wait until the client reads

@@ -1,6 +1,7 @@
 """What crowds of connections may cost: requests in a turn of the loop, unread answers, and memory for bodies."""
 
 import asyncio
+import contextlib
 import errno
 import logging
 import socket
@@ -16,7 +17,7 @@ import pytest
 from polyhead.service.api.access.app_state import Server
 from polyhead.service.api.http.body_limits import Receiving
 from polyhead.service.api.http.connection import Connection
-from polyhead.service.api.http.connection_limits import AT_ONCE
+from polyhead.service.api.http.connection_limits import AT_ONCE, Heads
 from polyhead.service.api.http.exchange import PIECE
 from polyhead.service.concurrency import loop_errors
 from polyhead.service.concurrency.loop_errors import LoopErrors
@@ -320,6 +321,30 @@ def test_bodies_are_bounded_by_memory_too() -> None:
         assert not first.given_up
         receiving.grow(second, 1)
         assert (first.given_up, second.given_up) == (True, False)
+
+
+def test_incomplete_heads_are_bounded_together() -> None:
+    """Of more than there is room for, the one that was begun first is dropped; the others go on."""
+    begun = GET[:-2] + b"x: " + b"y" * 2000
+
+    async def act() -> None:
+        served = Served(replying(b"ok", length=True), heads=Heads(most=3 * len(begun) - 1))
+        async with served.listening() as port:
+            clients = []
+            for count in (1, 2, 3):
+                clients.append(await asyncio.open_connection("127.0.0.1", port))
+                clients[-1][1].write(begun)
+                await until(lambda kept=min(count, 2): served.edge.heads.held == kept * len(begun))
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(clients[0][0].read(), 120) == b""
+            for reader, writer in clients[1:]:
+                writer.write(b"\r\nConnection: close\r\n\r\n")
+                assert (await asyncio.wait_for(reader.read(), 120)).endswith(b"ok")
+            assert served.edge.heads.held == 0
+            for _, writer in clients:
+                writer.close()
+
+    asyncio.run(act())
 
 
 def test_headroom_says_what_it_lacks() -> None:
