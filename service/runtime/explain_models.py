@@ -89,14 +89,18 @@ class Watching:
         Until the caller awaits again, it stays there.  Raises NoRoom, Expired after `load_seconds`, and Conflict where
         its source cannot be read any more.
         """
+        if self.worker(model) is None:  # one that is there does not wait for another's
+            await self._ensure(model, source)
+        self._watches.move_to_end(model.name)
+        self._start_timer(model.name)
+        return self._watches[model.name].worker.layout
+
+    async def _ensure(self, model: Model, source: str) -> None:
         async with self._changing:
             if self.worker(model) is None:
                 await self._forget(model.name)  # of another that had the name
                 loading = Loading(f"what explains {model.name}", self._settings.load_seconds)
                 await loading.run(self._read(loading, model, source))
-            self._watches.move_to_end(model.name)
-            self._start_timer(model.name)
-            return self._watches[model.name].worker.layout
 
     async def forget(self, model: Model) -> None:
         """Let go of the one that explains a model; who is being explained to is told so."""

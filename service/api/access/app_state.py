@@ -29,13 +29,13 @@ from ..http.body_limits import Receiving
 from .access_log import UNTRACED, Traces
 from .admission import Admission, Load
 from .auth import Keys
-from .authorized_models import Served
+from .authorized_models import Resolver
 from .origins import Origins
 from .rate_limit import Quotas
 from .request_context import Visit
 
 
-class Registry(Served, Protocol):
+class Registry(Resolver, Protocol):
     """Served models, as far as HTTP asks."""
 
     def submit(self, model: Model, requests: Sequence[Request]) -> Sequence[EventSource]: ...

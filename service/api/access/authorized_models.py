@@ -21,16 +21,20 @@ class Served(Protocol):
 
     def resolve(self, name: str, tasks: Collection[Task]) -> Model: ...
 
-    def expand(self, name: str) -> str: ...
-
     def only(self, tasks: Collection[Task]) -> Model: ...
+
+
+class Resolver(Served, Protocol):
+    """The same before keys are looked at: it says, too, which model a placeholder such as "default" means."""
+
+    def expand(self, name: str) -> str: ...
 
 
 @dataclass(frozen=True)
 class Permitted:
     """Those of `served` that `key` may use, by their own names or by an alias that it may."""
 
-    served: Served
+    served: Resolver
     key: Key
 
     def models(self) -> list[Model]:

@@ -233,6 +233,30 @@ def test_two_who_ask_first_read_once(tiny_classifier: Path) -> None:
     serving({"judge": tiny_classifier}, act)
 
 
+def test_one_that_is_there_does_not_wait_for_another_that_is_read(
+    tiny_classifier: Path, tiny_embedder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def act(served: Registry) -> None:
+        await served.load_all()
+        judge, vectors = served.resolve("judge", ["classify"]), served.resolve("vectors", ["embed"])
+        await served.watch(judge)
+        began, go_on, read = asyncio.Event(), asyncio.Event(), served._watching._read
+
+        async def slow(*given: Any) -> None:
+            began.set()
+            await go_on.wait()
+            await read(*given)
+
+        monkeypatch.setattr(served._watching, "_read", slow)
+        reading = asyncio.create_task(served.watch(vectors))
+        await began.wait()
+        assert await asyncio.wait_for(served.watch(judge), 60) == {"self": (2, 4)}
+        go_on.set()
+        await reading
+
+    serving({"judge": tiny_classifier, "vectors": tiny_embedder}, act)
+
+
 # ---- idle networks
 
 

@@ -15,7 +15,7 @@ from fastapi.routing import APIRoute
 from starlette.routing import Route
 
 from polyhead.service.api.access.auth import ACCESS, access
-from polyhead.service.api.access.authorized_models import Permitted, Served
+from polyhead.service.api.access.authorized_models import Permitted, Resolver
 from polyhead.service.api.app import owner
 from polyhead.service.config.keys import SCOPES, Key
 from polyhead.service.core.errors import Forbidden, PolyheadError, Unavailable
@@ -347,10 +347,10 @@ def test_while_models_load_a_key_is_not_told_their_names(served: list[Model]) ->
 
     offer = Offer({"open": State("ready", 1.0), "shut": State("loading")}, served[:1], unavailable)
     with pytest.raises(Unavailable, match="not all models are loaded yet") as caught:
-        Permitted(cast(Served, offer), Key("some", models=("open",))).only(["generate"])
+        Permitted(cast(Resolver, offer), Key("some", models=("open",))).only(["generate"])
     assert caught.value.retry_after == 7
     with pytest.raises(Unavailable, match="shut is not ready yet"):
-        Permitted(cast(Served, offer), Key("all")).only(["generate"])
+        Permitted(cast(Resolver, offer), Key("all")).only(["generate"])
 
 
 @pytest.mark.parametrize("name", ["", "default", "dummy", "tei", "tgi"])
@@ -358,7 +358,7 @@ def test_a_placeholder_opens_no_model_that_the_key_may_not_use(served: list[Mode
     model = served[0]
 
     def permitted(offer: Offer, *names: str) -> Permitted:
-        return Permitted(cast(Served, offer), Key("some", models=names))
+        return Permitted(cast(Resolver, offer), Key("some", models=names))
 
     def unavailable(name: str) -> PolyheadError:
         return Unavailable(f"{name} is not ready yet", retry_after=7)
