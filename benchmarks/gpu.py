@@ -24,13 +24,7 @@ from polyhead.models.invariant import make_invariant, prove_kernel
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
-from polyhead.models.network.varlen import (
-    PAGE,
-    Kernel,
-    found,
-    hindrance,
-    varlen_attn,
-)
+from polyhead.models.network.varlen import PAGE, Kernel, found, hindrance, varlen_attn
 
 SIZES = {"width": 576, "depth": 30, "heads": 9, "kv_heads": 3, "head_width": 64, "mlp_width": 1536}
 ROTARY = {"vocab_size": 49_152, "position": "rotary", "rope_base": 1e5, "max_positions": 8192, "causal": True}

@@ -20,12 +20,7 @@ from benchmarks.serving import machine
 from polyhead.service.config import settings
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Generate,
-    Sampling,
-    Task,
-    Token,
-)
+from polyhead.service.core.request import Generate, Sampling, Task, Token
 from polyhead.service.engine.engine import Engine
 from polyhead.service.engine.worker import Ended, StepReport
 from polyhead.service.metrics import Metrics

@@ -12,12 +12,7 @@ from polyhead.models import checkpoint
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.native.packed_network import Precision
 from polyhead.service.core.request import Encode as Asked
-from polyhead.service.core.request import (
-    Encoded,
-    Event,
-    Failed,
-    Request,
-)
+from polyhead.service.core.request import Encoded, Event, Failed, Request
 from polyhead.service.engine.encoder_worker import Encoder
 from polyhead.service.engine.head_outputs import Head
 from polyhead.service.engine.worker import Course

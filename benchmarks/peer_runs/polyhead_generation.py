@@ -6,27 +6,12 @@ from typing import cast
 
 import torch
 
-from benchmarks.peer_runs.workload import (
-    LONG_CONTEXT,
-    LONG_NEW,
-    LONG_WIDTH,
-    Answer,
-    Generate,
-    asked,
-    generation,
-    told,
-)
+from benchmarks.peer_runs.workload import LONG_CONTEXT, LONG_NEW, LONG_WIDTH, Answer, Generate, asked, generation, told
 from polyhead.models import checkpoint
 from polyhead.models.native.native_executor import BLOCK, NativeExecutor
 from polyhead.models.native.packed_network import Precision
 from polyhead.models.network.heads import LanguageHead
-from polyhead.service.core.request import (
-    Event,
-    Failed,
-    Request,
-    Sampling,
-    Token,
-)
+from polyhead.service.core.request import Event, Failed, Request, Sampling, Token
 from polyhead.service.core.request import Generate as Asked
 from polyhead.service.engine.generator_worker import Generator
 from polyhead.service.engine.worker import Course

@@ -16,13 +16,7 @@ from benchmarks.simulation.replica import Limits, Replica, Visit
 from benchmarks.simulation.traffic import Traffic, Turn
 from benchmarks.simulation.world import World
 from polyhead.service.engine.block_allocator import Key, chain, root
-from polyhead.service.fleet.routing import (
-    POLICIES,
-    Answers,
-    Ask,
-    Candidate,
-    Policy,
-)
+from polyhead.service.fleet.routing import POLICIES, Answers, Ask, Candidate, Policy
 
 MOST = 1 << 20  # tokens of an answer that nobody bounds
 SAMPLE_S = 1.0  # how often it is looked how full the replicas are

@@ -2,24 +2,14 @@
 
 from .albert import ALBERT
 from .bart import BART
-from .bert import (
-    BERT,
-    DISTILBERT,
-    ROBERTA,
-    XLM_ROBERTA,
-)
+from .bert import BERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from .deberta import DEBERTA
 from .electra import ELECTRA
 from .family import Family, HeadSpec, rename
 from .gemma import GEMMA3
 from .gpt import GPT
 from .gpt2 import GPT2
-from .llama import (
-    LLAMA,
-    MISTRAL,
-    QWEN2,
-    QWEN3,
-)
+from .llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from .marian import MARIAN
 from .modernbert import MODERNBERT
 from .mpnet import MPNET

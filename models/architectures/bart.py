@@ -7,15 +7,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedError
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
-from .family import (
-    COPIED,
-    WRITTEN,
-    Family,
-    HeadSpec,
-    Json,
-    Pieces,
-    activation,
-)
+from .family import COPIED, WRITTEN, Family, HeadSpec, Json, Pieces, activation
 
 RENAMES = (
     *COPIED,

@@ -3,12 +3,7 @@
 from ..core.errors import UnsupportedError
 from ..network.heads import Scoring
 from ..network.model_config import ModelConfig
-from .family import (
-    Family,
-    HeadSpec,
-    Json,
-    activation,
-)
+from .family import Family, HeadSpec, Json, activation
 
 RENAMES = (
     (r"^embeddings\.word_embeddings\.", "tokens."),

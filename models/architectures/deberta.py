@@ -7,12 +7,7 @@ from ..core.errors import UnsupportedError
 from ..network.heads import Scoring
 from ..network.model_config import ModelConfig
 from . import bert
-from .family import (
-    Family,
-    HeadSpec,
-    Json,
-    activation,
-)
+from .family import Family, HeadSpec, Json, activation
 
 RENAMES = (
     (r"^encoder\.rel_embeddings\.", "distances.table."),

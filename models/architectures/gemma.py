@@ -7,16 +7,7 @@ from torch import Tensor
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
 from . import llama
-from .family import (
-    LAST,
-    Family,
-    HeadSpec,
-    Json,
-    Pieces,
-    activation,
-    layers,
-    rope,
-)
+from .family import LAST, Family, HeadSpec, Json, Pieces, activation, layers, rope
 
 RENAMES = (
     (r"\.post_attention_layernorm\.", ".attention_post_norm."),

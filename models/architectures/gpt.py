@@ -4,12 +4,7 @@ from typing import Literal
 
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
-from .family import (
-    LAST,
-    Family,
-    HeadSpec,
-    Json,
-)
+from .family import LAST, Family, HeadSpec, Json
 from .gpt2 import RENAMES, convert
 
 # What its `afn` stands for.

@@ -6,14 +6,7 @@ from torch import Tensor
 
 from ..core.errors import UnsupportedError
 from ..network.model_config import ModelConfig
-from .family import (
-    LAST,
-    Family,
-    HeadSpec,
-    Json,
-    Pieces,
-    activation,
-)
+from .family import LAST, Family, HeadSpec, Json, Pieces, activation
 
 RENAMES = (
     (r"^wte\.", "tokens."),

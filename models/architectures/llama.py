@@ -4,16 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ..network.model_config import ModelConfig
-from .family import (
-    LAST,
-    Family,
-    HeadSpec,
-    Json,
-    activation,
-    layers,
-    rope,
-    windowed_layers,
-)
+from .family import LAST, Family, HeadSpec, Json, activation, layers, rope, windowed_layers
 
 RENAMES = (
     (r"^embed_tokens\.", "tokens."),

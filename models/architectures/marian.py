@@ -6,12 +6,7 @@ from typing import Any
 from ..core.errors import UnsupportedError
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from . import bart
-from .family import (
-    WRITTEN,
-    Family,
-    HeadSpec,
-    Json,
-)
+from .family import WRITTEN, Family, HeadSpec, Json
 
 KNOWN: dict[str, Any] = {
     **bart.KNOWN,

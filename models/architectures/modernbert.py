@@ -7,16 +7,7 @@ from torch import Tensor
 from ..core.errors import UnsupportedError
 from ..network.heads import Scoring
 from ..network.model_config import ModelConfig
-from .family import (
-    Family,
-    HeadSpec,
-    Json,
-    Pieces,
-    activation,
-    layers,
-    rope,
-    windowed_layers,
-)
+from .family import Family, HeadSpec, Json, Pieces, activation, layers, rope, windowed_layers
 
 RENAMES = (
     (r"^embeddings\.tok_embeddings\.", "tokens."),

@@ -4,12 +4,7 @@ from dataclasses import replace
 
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
 from . import bart
-from .family import (
-    WRITTEN,
-    Family,
-    HeadSpec,
-    Json,
-)
+from .family import WRITTEN, Family, HeadSpec, Json
 
 
 def half(hf: Json, name: str) -> ModelConfig:

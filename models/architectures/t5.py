@@ -4,14 +4,7 @@ from dataclasses import replace
 
 from ..core.errors import UnsupportedError
 from ..network.model_config import EncoderDecoderConfig, ModelConfig
-from .family import (
-    COPIED,
-    WRITTEN,
-    Family,
-    HeadSpec,
-    Json,
-    activation,
-)
+from .family import COPIED, WRITTEN, Family, HeadSpec, Json, activation
 
 TRAINED = 512  # tokens, where the configuration does not say
 ENDLESS = 1 << 16  # tokens that are written at most: no table of positions ends

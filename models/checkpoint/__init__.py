@@ -21,18 +21,10 @@ from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from ..seq2seq.decoding import Writing
 from ..tokenizer import Tokenizer
-from . import (
-    folder,
-)
-from . import (
-    gguf_file as gguf,
-)
-from . import (
-    merged_adapter as adapter,
-)
-from . import (
-    recurrent_folder as recurrent,
-)
+from . import folder
+from . import gguf_file as gguf
+from . import merged_adapter as adapter
+from . import recurrent_folder as recurrent
 from .default_precision import Suited
 from .description import Description, blank
 from .folder_files import Vet, trust

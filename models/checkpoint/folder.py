@@ -9,37 +9,17 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
-from ..architectures import (
-    FAMILIES,
-    Family,
-    HeadSpec,
-    rename,
-)
+from ..architectures import FAMILIES, Family, HeadSpec, rename
 from ..chat import ChatTemplate
 from ..core.errors import CheckpointError, UnsupportedError
 from ..core.files import subfolder, text
 from ..tokenizer import Tokenizer
 from . import compressed_tensors as compressed
 from .description import Description
-from .folder_files import (
-    MOST_STOPS,
-    Json,
-    Parts,
-    Vet,
-    configured,
-    read_json,
-    template,
-    trust,
-    within,
-)
+from .folder_files import MOST_STOPS, Json, Parts, Vet, configured, read_json, template, trust, within
 from .head_config import HEADS, pools
 from .tensor_files import Entry, refuse_many, safetensors
-from .unread_formats import (
-    INDEX,
-    SINGLE,
-    no_weights,
-    refuse_folder,
-)
+from .unread_formats import INDEX, SINGLE, no_weights, refuse_folder
 
 
 def open_folder(path: Path) -> Parts:

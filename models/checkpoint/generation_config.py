@@ -14,12 +14,7 @@ from typing import Any
 from ..core.errors import CheckpointError, UnsupportedError
 from ..network.model_config import ModelConfig
 from ..seq2seq.decoding import Writing
-from .folder_files import (
-    MOST_STOPS,
-    Json,
-    configured,
-    read_json,
-)
+from .folder_files import MOST_STOPS, Json, configured, read_json
 
 FILE = "generation_config.json"
 FOLLOWED = frozenset((

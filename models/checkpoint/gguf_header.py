@@ -22,13 +22,7 @@ from torch import Tensor
 from ..core.errors import CheckpointError, UnsupportedError
 from ..core.files import opened
 from ..native.library import fastest
-from .tensor_files import (
-    Encoding,
-    Entry,
-    plain,
-    refuse_long_name,
-    refuse_many,
-)
+from .tensor_files import Encoding, Entry, plain, refuse_long_name, refuse_many
 
 STRING, ARRAY = 8, 9
 SCALARS = {

@@ -18,24 +18,11 @@ from ..architectures import rename
 from ..core.errors import CheckpointError, UnsupportedError
 from ..core.files import subfolder
 from ..network.encoder_decoder import EncoderDecoder
-from ..network.heads import (
-    Closing,
-    LanguageHead,
-    MaskHead,
-    Pooler,
-    Pooling,
-    SequenceHead,
-    TokenHead,
-)
+from ..network.heads import Closing, LanguageHead, MaskHead, Pooler, Pooling, SequenceHead, TokenHead
 from ..network.model_config import ModelConfig
 from ..network.transformer import Transformer
 from .description import Head
-from .folder_files import (
-    Json,
-    Parts,
-    configured,
-    read_json,
-)
+from .folder_files import Json, Parts, configured, read_json
 from .generation_config import start_of, writing_of
 from .tensor_files import same
 

@@ -11,23 +11,12 @@ from math import prod
 import torch
 from torch import Tensor
 
-from ..native.packed_network import (
-    BITS,
-    INT4,
-    INT4_SHIFTED,
-    INT8,
-    INT8_SHIFTED,
-)
+from ..native.packed_network import BITS, INT4, INT4_SHIFTED, INT8, INT8_SHIFTED
 from ..network.heads import LanguageHead
 from ..parallel import Cut
 from .compressed_tensors import Compressed
 from .default_precision import precision_of
-from .description import (
-    Description,
-    announced,
-    blank,
-    used,
-)
+from .description import Description, announced, blank, used
 from .merged_adapter import Merged
 from .tensor_files import PIECE, Entry
 from .tensor_slices import places_of

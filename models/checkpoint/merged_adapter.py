@@ -22,18 +22,8 @@ from ..core.errors import CheckpointError, UnsupportedError
 from .compressed_tensors import Compressed
 from .folder_files import Json, Parts, read_json
 from .hub import is_id
-from .module_patterns import (
-    LONGEST,
-    NotSimple,
-    matches,
-    parsed,
-)
-from .tensor_files import (
-    Entry,
-    ignore,
-    readable,
-    safetensors,
-)
+from .module_patterns import LONGEST, NotSimple, matches, parsed
+from .tensor_files import Entry, ignore, readable, safetensors
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."

@@ -19,19 +19,9 @@ from ..network.model_config import ModelConfig
 from ..recurrent import RecurrentConfig, RecurrentTranslator
 from ..seq2seq.decoding import Writing
 from ..tokenizer import Tokenizer
-from .description import (
-    Description,
-    Head,
-    Unfilled,
-    listed,
-)
+from .description import Description, Head, Unfilled, listed
 from .folder import tensors_of
-from .folder_files import (
-    Json,
-    Vet,
-    read_json,
-    trust,
-)
+from .folder_files import Json, Vet, read_json, trust
 from .tensor_files import Entry, readable
 from .unread_formats import SINGLE
 

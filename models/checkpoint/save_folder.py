@@ -20,12 +20,7 @@ from . import compressed_tensors as compressed
 from . import folder
 from . import unread_formats as formats
 from .compressed_tensors import Compressed, Scheme
-from .description import (
-    Description,
-    announced,
-    blank,
-    used,
-)
+from .description import Description, announced, blank, used
 from .folder_files import read_json
 from .tensor_files import Entry
 

@@ -19,12 +19,7 @@ from ..core.errors import UnsupportedError
 from ..network.lora import Lora, LowRank, products
 from . import folder
 from . import merged_adapter as adapter
-from .description import (
-    Description,
-    announced,
-    blank,
-    used,
-)
+from .description import Description, announced, blank, used
 from .merged_adapter import Merged
 from .tensor_files import Entry
 

@@ -17,13 +17,7 @@ from ..core.errors import RowsError, UnsupportedError
 from ..network.attention import padding
 from ..network.cache import CacheView, PagedCache
 from ..network.heads import LanguageHead
-from ..network.lora import (
-    Additions,
-    Lora,
-    Tiles,
-    names_of,
-    of_rows,
-)
+from ..network.lora import Additions, Lora, Tiles, names_of, of_rows
 from ..network.ragged import Ragged
 from ..network.transformer import Transformer
 from .bounds import Bounds

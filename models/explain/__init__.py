@@ -8,16 +8,7 @@ from collections.abc import Callable, Generator
 
 from .attention_weights import attention, attention_flow, attention_rollout
 from .cost_estimate import bytes_of, operations_of
-from .explain_types import (
-    PIECE,
-    Asked,
-    Attribution,
-    Explanation,
-    Goal,
-    Method,
-    Text,
-    Weights,
-)
+from .explain_types import PIECE, Asked, Attribution, Explanation, Goal, Method, Text, Weights
 from .gradients import gradient_x_input, integrated_gradients
 from .instrumented_network import Watched
 from .occlusion import occlusion

@@ -9,12 +9,7 @@ from typing import Literal
 from ..core.errors import UnsupportedError
 from . import max_flow
 from .attention_probe import Plate
-from .explain_types import (
-    Asked,
-    Explanation,
-    Part,
-    Weights,
-)
+from .explain_types import Asked, Explanation, Part, Weights
 from .instrumented_network import Shape, Watched, in_pieces
 from .max_flow import Floats
 

@@ -11,13 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..network.encoder_decoder import EncoderDecoder
-from ..network.heads import (
-    LanguageHead,
-    MaskHead,
-    Pooler,
-    SequenceHead,
-    TokenHead,
-)
+from ..network.heads import LanguageHead, MaskHead, Pooler, SequenceHead, TokenHead
 from ..recurrent.recurrent_network import RecurrentTranslator
 from .explain_types import Goal
 

@@ -11,12 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from .explain_types import (
-    Asked,
-    Attribution,
-    Explanation,
-    Text,
-)
+from .explain_types import Asked, Attribution, Explanation, Text
 from .head_scores import Reading
 from .instrumented_network import Watched
 

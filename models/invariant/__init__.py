@@ -19,14 +19,7 @@ from ..network.heads import LanguageHead, MaskHead
 from ..network.ragged import Ragged
 from ..network.transformer import MLP, PreBlock, Transformer
 from .invariant_attention import prove_attention
-from .invariant_linear import (
-    InvariantActivation,
-    InvariantLinear,
-    lay_by_input,
-    prove_rows,
-    proven_sizes,
-    widened,
-)
+from .invariant_linear import InvariantActivation, InvariantLinear, lay_by_input, prove_rows, proven_sizes, widened
 from .varlen_probe import prove_kernel
 
 __all__ = ["make_head_invariant", "make_invariant", "prove_kernel"]

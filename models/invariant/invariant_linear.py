@@ -14,12 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..core.errors import InvarianceError
-from .safe_sizes import (
-    ROWS,
-    agreeing,
-    cut,
-    same,
-)
+from .safe_sizes import ROWS, agreeing, cut, same
 
 TILE = 16  # rows of the product that others are compared with
 LARGEST = ROWS[-1]

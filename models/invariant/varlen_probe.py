@@ -12,13 +12,7 @@ from torch import Tensor
 
 from ..core.errors import InvarianceError
 from ..network.model_config import ModelConfig
-from ..network.varlen import (
-    Kernel,
-    Pair,
-    Spans,
-    Window,
-    scene,
-)
+from ..network.varlen import Kernel, Pair, Spans, Window, scene
 
 SEQUENCES = [(1, 300), (90, 600), (5, 5), (1, 1), (130, 130)]  # rows and keys
 CHUNKS = (1, 7, 64)  # rows of a sequence at once

@@ -24,15 +24,7 @@ from ..network.transformer import Transformer
 from . import library as native
 from .large_pages import mapped
 from .packed_lora import PackedLora
-from .packed_network import (
-    BLOCK,
-    RUN,
-    Held,
-    Packed,
-    Precision,
-    fill,
-    unfit,
-)
+from .packed_network import BLOCK, RUN, Held, Packed, Precision, fill, unfit
 
 
 class NativeExecutor:

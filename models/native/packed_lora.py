@@ -17,12 +17,7 @@ from torch import Tensor
 from ..network.lora import Lora, LowRank
 from ..network.model_config import ModelConfig
 from . import library as native
-from .packed_network import (
-    COLUMNS,
-    HALF,
-    PADDING,
-    interleaved,
-)
+from .packed_network import COLUMNS, HALF, PADDING, interleaved
 
 Array = NDArray[Any]
 HALVES = np.dtype([("b", np.uint64), ("first", np.int32), ("rank", np.int32)])

@@ -20,12 +20,7 @@ from ..network.model_config import ModelConfig
 from ..network.positions import Learned
 from ..network.transformer import PreBlock, SandwichBlock, Transformer
 from .large_pages import Memory
-from .library import (
-    Layer,
-    Linear,
-    Norm,
-    Plan,
-)
+from .library import Layer, Linear, Norm, Plan
 
 Precision = Literal["float32", "int8", "int4"]
 FLOAT32, INT8, INT4, INT4_SHIFTED, INT8_SHIFTED = range(5)  # formats of weights, as in src/gemm.hpp

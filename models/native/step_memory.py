@@ -8,18 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from ..executors.workspace import Largest
 from ..network.model_config import ModelConfig
-from .packed_network import (
-    BITS,
-    BLOCK,
-    COLUMNS,
-    FLOAT32,
-    INT4,
-    INT4_SHIFTED,
-    INT8,
-    INT8_SHIFTED,
-    PADDING,
-    Precision,
-)
+from .packed_network import BITS, BLOCK, COLUMNS, FLOAT32, INT4, INT4_SHIFTED, INT8, INT8_SHIFTED, PADDING, Precision
 
 PANEL = 128  # rows, as in src/step.cpp
 FEATURES = 32  # of a key that share a scale, as in src/attention.hpp

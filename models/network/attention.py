@@ -15,14 +15,7 @@ from torch.nn import functional as F
 from .cache import Memory, MemoryView
 from .lora import Through, plain
 from .model_config import ModelConfig
-from .positions import (
-    DistanceBias,
-    DistanceVectors,
-    LinearBias,
-    RelativeVectors,
-    Rotary,
-    rotate,
-)
+from .positions import DistanceBias, DistanceVectors, LinearBias, RelativeVectors, Rotary, rotate
 from .ragged import Ragged
 from .varlen import sight
 

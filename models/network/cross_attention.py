@@ -10,13 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .attention import (
-    Across,
-    Attention,
-    Frame,
-    Group,
-    additive,
-)
+from .attention import Across, Attention, Frame, Group, additive
 from .cache import Memory, MemoryView
 from .ragged import Ragged
 

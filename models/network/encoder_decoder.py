@@ -16,12 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .attention import Frame, grouping
-from .cache import (
-    CacheView,
-    Memory,
-    MemoryView,
-    WholeCache,
-)
+from .cache import CacheView, Memory, MemoryView, WholeCache
 from .cross_attention import CrossAttention, facing
 from .model_config import EncoderDecoderConfig, ModelConfig
 from .ragged import Ragged

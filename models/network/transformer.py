@@ -13,12 +13,7 @@ from torch.nn import functional as F
 from .attention import Frame, build_attention
 from .lora import Through, plain
 from .model_config import ModelConfig
-from .positions import (
-    Rotary,
-    build_distances,
-    build_embedding,
-    build_rotary,
-)
+from .positions import Rotary, build_distances, build_embedding, build_rotary
 from .ragged import Ragged
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {

@@ -8,12 +8,7 @@ networks themselves don't know of it: it is put around them, as quantisation is.
 
 from .parallel_executor import Follower, Leader
 from .process_group import Group, Way
-from .share import (
-    Cut,
-    Share,
-    local,
-    unsplit,
-)
+from .share import Cut, Share, local, unsplit
 from .split import cut, joined, shard
 from .step_messages import Ask, Asked
 

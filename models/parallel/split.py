@@ -12,12 +12,7 @@ from ..network.heads import LanguageHead
 from ..network.positions import LinearBias
 from ..network.transformer import PreBlock, Transformer
 from .process_group import Group
-from .share import (
-    Cut,
-    Share,
-    cut_of,
-    local,
-)
+from .share import Cut, Share, cut_of, local
 
 
 class Summed(nn.Module):

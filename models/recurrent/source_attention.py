@@ -12,12 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..literature.score_functions import (
-    SCORES,
-    Score,
-    Widths,
-    masked_softmax,
-)
+from ..literature.score_functions import SCORES, Score, Widths, masked_softmax
 from .recurrent_config import RecurrentConfig
 from .sequence_layouts import rectangle
 

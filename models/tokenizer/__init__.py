@@ -19,13 +19,7 @@ from ..core.errors import CheckpointError, EncodingError
 from . import gguf_vocabulary as gguf
 from . import patterns
 from . import tokenizer_files as folder
-from .panics import (
-    TokenizerError,
-    failed,
-    followed,
-    refused,
-    unreadable,
-)
+from .panics import TokenizerError, failed, followed, refused, unreadable
 from .special_token_escape import MARK, Quoting, refuse_control
 from .token_text import Spelling, TokenStream
 from .vocabulary import Vocabulary, built

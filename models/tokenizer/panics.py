@@ -7,12 +7,7 @@ not catch it, so it would end the thread on which it happens.
 from collections.abc import Callable
 from typing import TypeVar
 
-from ..core.errors import (
-    CheckpointError,
-    EncodingError,
-    ModelError,
-    cut,
-)
+from ..core.errors import CheckpointError, EncodingError, ModelError, cut
 
 T = TypeVar("T")
 PANIC = "PanicException"  # the library makes its own, which has no name to import

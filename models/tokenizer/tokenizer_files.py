@@ -17,17 +17,7 @@ from ..core import files
 from ..core.errors import CheckpointError, UnsupportedError
 from . import sentencepiece
 from .merges import check_merges
-from .vocabulary import (
-    GPT2,
-    QWEN2,
-    Vocabulary,
-    Words,
-    built,
-    byte_level,
-    closed_words,
-    surround,
-    word_pieces,
-)
+from .vocabulary import GPT2, QWEN2, Vocabulary, Words, built, byte_level, closed_words, surround, word_pieces
 
 _ROLES = ("bos_token", "eos_token", "pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
 _MORE = ("additional_special_tokens", "extra_special_tokens")

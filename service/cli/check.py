@@ -20,17 +20,7 @@ from ..core.errors import NoRoom, PolyheadError
 from ..core.names import is_name, trunk_of
 from ..runtime.draft_choice import drafting_for
 from ..runtime.explain_cost import need_of
-from ..runtime.memory_budget import (
-    MIB,
-    Budget,
-    Need,
-    Sized,
-    least,
-    limit_of,
-    mib,
-    need_beside,
-    sized,
-)
+from ..runtime.memory_budget import MIB, Budget, Need, Sized, least, limit_of, mib, need_beside, sized
 from ..runtime.placement import placed
 from ..runtime.self_test import with_known_cost
 from ..runtime.tokenizer_check import Vetting

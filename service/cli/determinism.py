@@ -20,20 +20,7 @@ from polyhead.models.executors.contract import Executor
 from polyhead.models.network.heads import LanguageHead
 
 from ..config.settings import Settings
-from ..core.request import (
-    Done,
-    Encode,
-    Encoded,
-    Event,
-    Failed,
-    Filled,
-    Generate,
-    Request,
-    Sampling,
-    Table,
-    Task,
-    Token,
-)
+from ..core.request import Done, Encode, Encoded, Event, Failed, Filled, Generate, Request, Sampling, Table, Task, Token
 from ..engine.encoder_worker import Encoder
 from ..engine.generator_worker import Generator
 from ..engine.head_outputs import Head

@@ -17,14 +17,7 @@ from numpy.typing import NDArray
 from polyhead.models.tokenizer.token_text import byte_alphabet
 
 from . import plotting as canvas
-from .plotting import (
-    CELL,
-    LABEL,
-    PRESENT,
-    Label,
-    Matrix,
-    spelled,
-)
+from .plotting import CELL, LABEL, PRESENT, Label, Matrix, spelled
 
 if PRESENT:
     from matplotlib.figure import Figure

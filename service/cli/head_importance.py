@@ -22,12 +22,7 @@ from polyhead.models.explain.instrumented_network import Watched
 from . import explain_figures as figures
 from . import labelled_files as labelled
 from . import plotting as canvas
-from .head_accuracy import (
-    LIKENESS,
-    LOSS,
-    Figures,
-    measure,
-)
+from .head_accuracy import LIKENESS, LOSS, Figures, measure
 from .labelled_files import Row
 from .opened_checkpoint import opened
 

@@ -35,13 +35,7 @@ from ..runtime.executor_choice import called, executor_of, prepare
 from ..runtime.placement import Place, placed
 from ..runtime.self_test import TEXT
 from ..text.inputs import BY_TOKEN
-from .differences import (
-    Answer,
-    Comparison,
-    LayerErrors,
-    Passage,
-    comparison_of,
-)
+from .differences import Answer, Comparison, LayerErrors, Passage, comparison_of
 from .opened_checkpoint import found
 
 CHARACTERS = 1 << 20  # of a text that are read

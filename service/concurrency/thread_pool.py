@@ -22,12 +22,7 @@ from itertools import count
 from typing import TypeVar, cast
 
 from ..core.errors import TooComplex, Unavailable
-from .outcome import (
-    Failure,
-    attempt,
-    result,
-    settle,
-)
+from .outcome import Failure, attempt, result, settle
 from .work_queue import Backlog
 
 GLANCE_S = 1.0  # how often one who waits looks whether a thread must be replaced

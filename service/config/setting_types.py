@@ -14,12 +14,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, SecretStr, ValidationInfo
 from pydantic_settings import NoDecode
 
-from ..core.names import (
-    LONGEST_NAME,
-    NAME,
-    is_name,
-    trunk_of,
-)
+from ..core.names import LONGEST_NAME, NAME, is_name, trunk_of
 
 HASH = re.compile(r"sha256:[0-9a-f]{64}")  # what may stand for a key
 MASK = "********"  # what is shown of one

@@ -23,13 +23,7 @@ from ..core.errors import PolyheadError
 from .beam_groups import Turn
 from .logits_processors import shape
 from .request_state import Talk
-from .sampler import (
-    UNSCORED,
-    Ask,
-    Sampler,
-    Scored,
-    score,
-)
+from .sampler import UNSCORED, Ask, Sampler, Scored, score
 from .scheduler import Chunk, rows_wanted
 from .scheduler import Sequence as Queued
 

@@ -12,12 +12,7 @@ from torch import Tensor
 
 from polyhead.models.seq2seq.beam_search import WORST, Choice, Rule
 
-from ..core.request import (
-    Done,
-    Event,
-    Generate,
-    Token,
-)
+from ..core.request import Done, Event, Generate, Token
 from .logits_processors import Shape
 from .sampler import Scored, score
 from .scheduler import Sequence

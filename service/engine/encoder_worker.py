@@ -18,29 +18,11 @@ from polyhead.models.executors.contract import Executor, Rows
 from polyhead.models.network.lora import Lora
 
 from ..core.errors import BadRequest, StepFailed
-from ..core.request import (
-    Done,
-    Encode,
-    Failed,
-    Form,
-    Request,
-    Task,
-)
+from ..core.request import Done, Encode, Failed, Form, Request, Task
 from .fault_bisection import Trials
-from .head_outputs import (
-    EACH,
-    Answers,
-    Head,
-    read,
-)
+from .head_outputs import EACH, Answers, Head, read
 from .pending_requests import Pending
-from .worker import (
-    Answer,
-    Rehearsal,
-    Step,
-    StepReport,
-    Ticket,
-)
+from .worker import Answer, Rehearsal, Step, StepReport, Ticket
 
 Reader = tuple[Task, Head]  # what an adapter is for, and what makes that of states
 FORMS: dict[Form, Task] = {"tokens": "embed", "words": "fill"}

@@ -18,13 +18,7 @@ from typing import TypeVar, cast
 import torch
 
 from ..concurrency.fair_share import Turns
-from ..concurrency.outcome import (
-    Failure,
-    attempt,
-    on_thread,
-    result,
-    settle,
-)
+from ..concurrency.outcome import Failure, attempt, on_thread, result, settle
 from ..concurrency.time_slices import SLICE, spaced
 from ..core.errors import PolyheadError, Stopped, Unavailable
 from ..core.request import Duty, Failed, Request
@@ -32,14 +26,7 @@ from .background_throttle import Pace
 from .delivery import Deliveries
 from .event_stream import Lead, Link, Stream
 from .pause_detector import Pulse
-from .worker import (
-    Counts,
-    Ended,
-    Observer,
-    Step,
-    Worker,
-    not_begun,
-)
+from .worker import Counts, Ended, Observer, Step, Worker, not_begun
 
 __all__ = ["Engine", "Stream"]
 

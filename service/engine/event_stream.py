@@ -16,21 +16,8 @@ from time import perf_counter
 
 from ..concurrency.time_slices import SLICE
 from ..core.errors import Expired, PolyheadError
-from ..core.request import (
-    Done,
-    Duty,
-    Event,
-    Failed,
-    Request,
-    Token,
-)
-from .worker import (
-    Course,
-    Ended,
-    Finish,
-    Outcome,
-    too_late,
-)
+from ..core.request import Done, Duty, Event, Failed, Request, Token
+from .worker import Course, Ended, Finish, Outcome, too_late
 
 MOST_UNREAD = 256  # events that may wait for their reader before no more of them are made
 AHEAD = 2  # steps that nobody has heard of: one is told of while another is computed

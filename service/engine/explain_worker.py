@@ -13,35 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from polyhead.models.core.errors import UnsupportedError
-from polyhead.models.explain import (
-    Asked,
-    Explanation,
-    Text,
-    Watched,
-    explain,
-)
+from polyhead.models.explain import Asked, Explanation, Text, Watched, explain
 
 from ..core.errors import BadRequest, StepFailed
-from ..core.request import (
-    Attribution,
-    Done,
-    Duty,
-    Event,
-    Explain,
-    Explained,
-    Failed,
-    Request,
-    Weights,
-)
+from ..core.request import Attribution, Done, Duty, Event, Explain, Explained, Failed, Request, Weights
 from .head_outputs import Head
 from .pending_requests import Pending
-from .worker import (
-    Answer,
-    Rehearsal,
-    Step,
-    StepReport,
-    Ticket,
-)
+from .worker import Answer, Rehearsal, Step, StepReport, Ticket
 
 AT_ONCE = 4  # explanations that take turns, so that a short one does not wait for a long one
 MOST_AT_ONCE = 6  # the same, where those that are more belong to owners that have no other

@@ -18,54 +18,17 @@ from polyhead.models.executors.contract import Executor, Rows
 from polyhead.models.network.lora import Lora
 
 from ..core.errors import BadRequest, PolyheadError, StepFailed
-from ..core.request import (
-    Done,
-    Failed,
-    Generate,
-    Prompted,
-    Request,
-    Sampling,
-    Task,
-    Token,
-)
-from .batch_sampling import (
-    Masking,
-    Slice,
-    drawn,
-    guided,
-    lay_out,
-    prompt_scores,
-    slices_of,
-    spoiled_of,
-    turns,
-)
+from ..core.request import Done, Failed, Generate, Prompted, Request, Sampling, Task, Token
+from .batch_sampling import Masking, Slice, drawn, guided, lay_out, prompt_scores, slices_of, spoiled_of, turns
 from .beam_groups import Turn
 from .block_allocator import Blocks, Copy
 from .fault_bisection import Trials
 from .request_groups import Company
 from .request_state import Talk, Times
-from .sampler import (
-    UNSCORED,
-    Sampler,
-    Scored,
-    Sorted,
-    finite,
-)
-from .scheduler import (
-    Chunk,
-    Plan,
-    Scheduler,
-    Sequence,
-)
+from .sampler import UNSCORED, Sampler, Scored, Sorted, finite
+from .scheduler import Chunk, Plan, Scheduler, Sequence
 from .speculation import Speculation, Wish
-from .worker import (
-    Answer,
-    Rehearsal,
-    Step,
-    StepReport,
-    Ticket,
-    too_late,
-)
+from .worker import Answer, Rehearsal, Step, StepReport, Ticket, too_late
 
 NOTHING = Plan([], 0, 0, [])
 NONE_LEFT = "no token is left that may come next: what must, and what must not, leaves none"

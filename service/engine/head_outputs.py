@@ -14,14 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from ..core.request import (
-    Encode,
-    Encoded,
-    Filled,
-    Form,
-    Table,
-    Task,
-)
+from ..core.request import Encode, Encoded, Filled, Form, Table, Task
 
 PIECE = 32  # rows that are a whole vocabulary wide at a time
 FLOAT = 4

@@ -17,12 +17,7 @@ import torch
 from torch import Tensor
 
 from ..core.request import Sampling
-from .logits_processors import (
-    Shape,
-    Words,
-    restrict,
-    shape,
-)
+from .logits_processors import Shape, Words, restrict, shape
 
 BLOCK = 64  # words looked at as one first: two short searches instead of a long one
 COLDEST = 1e-4  # temperatures below are taken for this one: logits divided by it stay finite

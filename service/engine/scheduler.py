@@ -34,13 +34,7 @@ from math import inf
 from operator import attrgetter
 
 from ..concurrency.fair_queue import Deadlines, Queue
-from .block_allocator import (
-    Blocks,
-    Copy,
-    Key,
-    chain,
-    root,
-)
+from .block_allocator import Blocks, Copy, Key, chain, root
 
 
 @dataclass(eq=False, slots=True)

@@ -11,13 +11,7 @@ from time import perf_counter
 from typing import Literal, Protocol
 
 from ..core.errors import Expired, PolyheadError, StepFailed
-from ..core.request import (
-    UNCONDITIONAL,
-    Duty,
-    Event,
-    Request,
-    Terms,
-)
+from ..core.request import UNCONDITIONAL, Duty, Event, Request, Terms
 
 Outcome = Literal["done", "failed", "aborted", "expired"]
 Finish = Literal["", "stop", "length", "encoded", "explained"]

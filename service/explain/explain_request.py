@@ -14,23 +14,10 @@ from polyhead.models.tokenizer import Encoding
 
 from ..core.errors import BadRequest, TooLong
 from ..core.model import Model
-from ..core.request import (
-    Explain,
-    Generate,
-    Goal,
-    Method,
-    Task,
-    Terms,
-)
+from ..core.request import Explain, Generate, Goal, Method, Task, Terms
 from ..text.entities import Entity
 from ..text.inputs import OUTSIDE, Read, Reading
-from ..text.pipelines import (
-    Found,
-    Guessed,
-    Reply,
-    Scores,
-    Tagged,
-)
+from ..text.pipelines import Found, Guessed, Reply, Scores, Tagged
 from ..text.prompts import Chat, Prompt
 
 Baseline = Literal["auto", "pad", "mask", "unk", "eos", "zero"]

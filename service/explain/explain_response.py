@@ -16,15 +16,7 @@ from ..config.settings import Settings
 from ..core.errors import AnswerTooLarge, BadRequest
 from ..core.model import Model
 from ..core.request import Attribution, Explained, Weights
-from .explain_request import (
-    MOST_FLOWING,
-    MOST_WEIGHTS,
-    PATHS,
-    Layout,
-    Subject,
-    Told,
-    Why,
-)
+from .explain_request import MOST_FLOWING, MOST_WEIGHTS, PATHS, Layout, Subject, Told, Why
 
 DIGITS = 11  # bytes of a number as JSON, about
 PAIR = 17  # of a column and a weight

@@ -16,19 +16,8 @@ from itertools import count
 from random import Random
 from typing import Any
 
-from ..core.errors import (
-    BadRequest,
-    Conflict,
-    PolyheadError,
-    Stopped,
-    Unavailable,
-)
-from ..core.model import (
-    Known,
-    Model,
-    State,
-    concerning,
-)
+from ..core.errors import BadRequest, Conflict, PolyheadError, Stopped, Unavailable
+from ..core.model import Known, Model, State, concerning
 from ..core.request import (
     Done,
     Duty,
@@ -54,12 +43,7 @@ from ..server.process import Books
 from .frames import Begun, FrameError
 from .replica_connection import Address, Circle, Line
 from .replica_set import Roll
-from .routing import (
-    Affine,
-    Answers,
-    Ask,
-    Routed,
-)
+from .routing import Affine, Answers, Ask, Routed
 
 log = logging.getLogger("polyhead.fleet")
 

@@ -10,12 +10,7 @@ import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
-from ..core.errors import (
-    NoRoom,
-    NotFound,
-    PolyheadError,
-    spoken,
-)
+from ..core.errors import NoRoom, NotFound, PolyheadError, spoken
 from ..core.model import Model
 from ..core.names import trunk_of
 from ..runtime.registry import Registry

@@ -25,22 +25,11 @@ from ray.serve.request_router import PendingRequest, RequestRouter, RunningRepli
 
 from ..api.access.access_log import UNTRACED, Traces
 from ..concurrency.outcome import on_thread
-from ..config.settings import (
-    LIBRARY_DEFAULTS,
-    Settings,
-    SettingsError,
-    read,
-)
+from ..config.settings import LIBRARY_DEFAULTS, Settings, SettingsError, read
 from ..core import logs
 from ..resources.process_info import age
 from ..runtime import quickstart
-from ..server.process import (
-    GRACE,
-    Clock,
-    Process,
-    bound,
-    share_the_interpreter,
-)
+from ..server.process import GRACE, Clock, Process, bound, share_the_interpreter
 from . import process_state as here
 from .autoscaling import QUEUED, ByTokens
 from .deployment_settings import parts, with_threads

@@ -22,15 +22,7 @@ from ..config.settings import Settings
 from ..core.errors import AnswerTooLarge, PolyheadError, Unavailable
 from ..core.guide import Asked
 from ..core.model import Model, concerning
-from ..core.request import (
-    Done,
-    Duty,
-    Event,
-    Failed,
-    Generate,
-    Request,
-    Token,
-)
+from ..core.request import Done, Duty, Event, Failed, Generate, Request, Token
 from ..engine.engine import Engine, Stream
 from ..engine.worker import Ended, StepReport
 from ..metrics import Metrics

@@ -20,19 +20,7 @@ from weakref import WeakValueDictionary
 from ..concurrency.outcome import outcome_of
 from ..core.errors import PolyheadError
 from ..core.model import Model
-from .frames import (
-    NONCE,
-    VERSION,
-    FrameError,
-    Way,
-    checked,
-    followed,
-    frame,
-    mark_of,
-    proof,
-    read,
-    unpacked,
-)
+from .frames import NONCE, VERSION, FrameError, Way, checked, followed, frame, mark_of, proof, read, unpacked
 from .routing import Candidate
 
 CONNECT_S = 5.0

@@ -3,12 +3,6 @@
 `python -m polyhead.service.metrics > docs/metrics.md` writes them down.
 """
 
-from .observer import (
-    Described,
-    Metrics,
-    Missed,
-    Open,
-    Watched,
-)
+from .observer import Described, Metrics, Missed, Open, Watched
 
 __all__ = ["Described", "Metrics", "Missed", "Open", "Watched"]

@@ -6,16 +6,7 @@ Knows no values.
 from collections.abc import Iterable, Iterator, Sequence
 
 from . import vllm_names as borrowed
-from .metric_table import (
-    LENGTHS,
-    PROCESS,
-    SECONDS,
-    SECTIONS,
-    SEQUENCES,
-    TOKENS,
-    VALUES,
-    Metric,
-)
+from .metric_table import LENGTHS, PROCESS, SECONDS, SECTIONS, SEQUENCES, TOKENS, VALUES, Metric
 
 OPENING = """# Metrics
 

@@ -8,13 +8,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from polyhead.models.explain import (
-    METHODS,
-    Asked,
-    Text,
-    bytes_of,
-    operations_of,
-)
+from polyhead.models.explain import METHODS, Asked, Text, bytes_of, operations_of
 from polyhead.models.network.model_config import ModelConfig
 
 from ..config.settings import Settings

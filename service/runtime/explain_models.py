@@ -32,12 +32,7 @@ from ..engine.background_throttle import SHARE
 from ..engine.engine import Engine
 from ..engine.explain_worker import Explainer
 from ..engine.head_outputs import Head
-from .explain_cost import (
-    GIGA,
-    PIECE,
-    WorkLimit,
-    need_of,
-)
+from .explain_cost import GIGA, PIECE, WorkLimit, need_of
 from .load_task import Loading, ignore
 from .loader import Loader, breathing
 from .memory_budget import Need, Sized, sized

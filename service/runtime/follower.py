@@ -28,14 +28,7 @@ from polyhead.models.checkpoint.source_policy import Reach
 from polyhead.models.executors.cuda_graphs import InPlace
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.varlen import found
-from polyhead.models.parallel import (
-    Ask,
-    Asked,
-    Follower,
-    Group,
-    Share,
-    shard,
-)
+from polyhead.models.parallel import Ask, Asked, Follower, Group, Share, shard
 from polyhead.models.parallel.process_group import LOOPBACK
 from polyhead.models.parallel.step_messages import pairs, unpacked
 

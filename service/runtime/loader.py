@@ -42,31 +42,13 @@ from ..engine.worker import Worker
 from ..resources import machine
 from ..resources.process_info import trim
 from .draft_choice import drafting_for
-from .executor_choice import (
-    executor_of,
-    kernel_for,
-    prepare,
-    sampler_of,
-)
+from .executor_choice import executor_of, kernel_for, prepare, sampler_of
 from .load_task import GRACE_S, Loading, ignore
-from .memory_budget import (
-    Budget,
-    Need,
-    Sized,
-    limit_of,
-    need_beside,
-    sized,
-)
+from .memory_budget import Budget, Need, Sized, limit_of, need_beside, sized
 from .model_card import adapted, model_of
 from .placement import Place, placed, unable
 from .rank_processes import Part, Ranks, refuse_adapter
-from .self_test import (
-    SelfTest,
-    describe_cost,
-    is_tested,
-    prefer_float32,
-    with_known_cost,
-)
+from .self_test import SelfTest, describe_cost, is_tested, prefer_float32, with_known_cost
 from .tokenizer_check import Vetting
 
 STAGES = {  # what errors and the log say of each

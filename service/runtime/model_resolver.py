@@ -6,18 +6,8 @@ Knows neither networks nor HTTP, nor where a model is computed.
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ..core.errors import (
-    BadRequest,
-    NotFound,
-    PolyheadError,
-    WrongTask,
-)
-from ..core.model import (
-    DOES,
-    Model,
-    State,
-    wanted,
-)
+from ..core.errors import BadRequest, NotFound, PolyheadError, WrongTask
+from ..core.model import DOES, Model, State, wanted
 from ..core.request import Task
 
 # What clients say that name no model, because they know of one only.

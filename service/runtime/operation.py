@@ -12,15 +12,7 @@ from typing import Any, Literal
 from polyhead.models.core.errors import ModelError
 
 from ..config.settings import Settings, SettingsError
-from ..core.errors import (
-    BadRequest,
-    Cancelled,
-    PolyheadError,
-    Stopped,
-    outward,
-    sentence,
-    spoken,
-)
+from ..core.errors import BadRequest, Cancelled, PolyheadError, Stopped, outward, sentence, spoken
 from ..core.model import State
 from ..core.names import NAME, is_name, trunk_of
 

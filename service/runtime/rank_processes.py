@@ -25,12 +25,7 @@ from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.description import Description
 from polyhead.models.checkpoint.source_policy import Reach
 from polyhead.models.core.errors import ModelError, UnsupportedError
-from polyhead.models.parallel import (
-    Ask,
-    Asked,
-    Group,
-    Leader,
-)
+from polyhead.models.parallel import Ask, Asked, Group, Leader
 
 from ..config.settings import Settings, SettingsError
 from . import follower

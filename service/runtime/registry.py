@@ -26,35 +26,16 @@ from ..core.errors import (
     outward,
     spoken,
 )
-from ..core.model import (
-    Known,
-    Model,
-    State,
-    concerning,
-)
+from ..core.model import Known, Model, State, concerning
 from ..core.names import listed, trunk_of
 from ..core.request import Explain, Request, Task
 from ..engine.engine import Engine, Stream
 from ..engine.worker import Worker
 from .explain_models import Watching
 from .load_task import Loading
-from .loader import (
-    Beside,
-    Described,
-    Executed,
-    Heard,
-    Loader,
-    Served,
-)
+from .loader import Beside, Described, Executed, Heard, Loader, Served
 from .model_resolver import Offer
-from .operation import (
-    Change,
-    broken_trunk,
-    complain,
-    failure,
-    refuse_name,
-    refuse_unknown,
-)
+from .operation import Change, broken_trunk, complain, failure, refuse_name, refuse_unknown
 
 LATE_S = 1.0  # for requests that found a model before it was taken away and are not submitted yet
 LONGEST_WAIT = 60  # seconds

@@ -23,13 +23,7 @@ from ..runtime.placement import placed
 from ..runtime.rank_processes import launched
 from ..runtime.registry import Registry
 from ..text.tokenization import Text
-from .process import (
-    Books,
-    Clock,
-    Process,
-    bound,
-    share_the_interpreter,
-)
+from .process import Books, Clock, Process, bound, share_the_interpreter
 
 Told = Callable[[Registry], None]
 

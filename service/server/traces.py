@@ -18,12 +18,7 @@ from functools import partial
 
 from starlette.datastructures import Headers
 
-from ..api.access.access_log import (
-    Record,
-    Stage,
-    Trace,
-    Work,
-)
+from ..api.access.access_log import Record, Stage, Trace, Work
 from ..concurrency.outcome import on_thread
 from ..config.settings import Settings, SettingsError
 from ..core.version import VERSION

@@ -13,21 +13,8 @@ from typing import Literal
 from polyhead.models.chat.chat_format import Format
 
 from ..concurrency.time_slices import spaced
-from .detokenizer import (
-    Drawn,
-    Piece,
-    Usage,
-    parted,
-)
-from .tool_call_parser import (
-    Arguments,
-    Call,
-    Calls,
-    Part,
-    Thought,
-    Words,
-    certain,
-)
+from .detokenizer import Drawn, Piece, Usage, parted
+from .tool_call_parser import Arguments, Call, Calls, Part, Thought, Words, certain
 
 __all__ = ["Arguments", "Call", "Part", "Thought", "Words"]
 

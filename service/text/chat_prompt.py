@@ -14,12 +14,7 @@ from polyhead.models.chat.chat_format import Format, Style
 from polyhead.models.chat.template_functions import weight
 
 from ..core.errors import BadRequest
-from ..core.grammar import (
-    LONGEST_REGEX,
-    LONGEST_TOOLS,
-    Grammar,
-    Thinking,
-)
+from ..core.grammar import LONGEST_REGEX, LONGEST_TOOLS, Grammar, Thinking
 from ..core.model import Model
 from ..structured.grammar_child import long_pattern
 from .chat_parser import Expected

@@ -18,22 +18,9 @@ from typing import Literal, Protocol, TypeVar
 from polyhead.models.tokenizer import Tokenizer, TokenizerError
 
 from ..concurrency.outcome import Failure, attempt, result
-from ..concurrency.time_slices import (
-    SLICE,
-    TOKENS,
-    run_sliced,
-    spaced,
-)
+from ..concurrency.time_slices import SLICE, TOKENS, run_sliced, spaced
 from ..core.errors import PolyheadError
-from ..core.request import (
-    Done,
-    Event,
-    Failed,
-    Generate,
-    Prompted,
-    Request,
-    Token,
-)
+from ..core.request import Done, Event, Failed, Generate, Prompted, Request, Token
 from ..engine.worker import Course
 
 LOWEST_LOGPROB = -9999.0  # what is said for minus infinity, which JSON has no word for

@@ -13,26 +13,10 @@ from polyhead.models.core.errors import EncodingError
 from polyhead.models.tokenizer import Encoding, Text, check_well_formed
 
 from ..concurrency.time_slices import Lazy, sliced
-from ..core.errors import (
-    AnswerTooLarge,
-    BadRequest,
-    EmptyInput,
-    TooLong,
-    TooMany,
-)
+from ..core.errors import AnswerTooLarge, BadRequest, EmptyInput, TooLong, TooMany
 from ..core.model import Model
-from ..core.request import (
-    Encode,
-    Form,
-    Task,
-    Terms,
-)
-from ..core.text_limits import (
-    check_characters,
-    cut,
-    known_tokens,
-    place,
-)
+from ..core.request import Encode, Form, Task, Terms
+from ..core.text_limits import check_characters, cut, known_tokens, place
 from .answer_spans import Asking
 from .entities import Aggregation
 

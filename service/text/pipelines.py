@@ -21,29 +21,12 @@ from polyhead.models.tokenizer import TokenizerError
 
 from ..concurrency.outcome import on_thread
 from ..concurrency.time_slices import SLICE, run_sliced, spaced
-from ..core.errors import (
-    AnswerTooLarge,
-    Overloaded,
-    PolyheadError,
-    StepFailed,
-)
+from ..core.errors import AnswerTooLarge, Overloaded, PolyheadError, StepFailed
 from ..core.model import Model
-from ..core.request import (
-    Done,
-    Encode,
-    Encoded,
-    Failed,
-    Filled,
-    Table,
-)
+from ..core.request import Done, Encode, Encoded, Failed, Filled, Table
 from .answer_spans import Answer, Window, answers
 from .detokenizer import EventSource, Submit, Usage
-from .entities import (
-    Entity,
-    Tagging,
-    entities,
-    merged,
-)
+from .entities import Entity, Tagging, entities, merged
 from .inputs import Read, Reading
 from .zero_shot import softmax
 

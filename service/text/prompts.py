@@ -13,12 +13,7 @@ from polyhead.models.tokenizer import Encoding
 from ..core.errors import BadRequest, EmptyInput, TooLong
 from ..core.grammar import Grammar, Thinking
 from ..core.model import Model
-from ..core.request import (
-    Beams,
-    Generate,
-    Sampling,
-    Terms,
-)
+from ..core.request import Beams, Generate, Sampling, Terms
 from ..core.text_limits import check_characters, known_tokens, place
 
 SEEDS = 1 << 63

@@ -19,52 +19,17 @@ from polyhead.models.tokenizer import Encoding, TokenizerError
 
 from ..concurrency.thread_pool import Piece, Threads
 from ..concurrency.time_slices import spaced
-from ..core.errors import (
-    BadRequest,
-    EmptyInput,
-    Expired,
-    PolyheadError,
-    TooLong,
-    TooMany,
-)
+from ..core.errors import BadRequest, EmptyInput, Expired, PolyheadError, TooLong, TooMany
 from ..core.grammar import Grammar, Thinking
 from ..core.guide import Guide
 from ..core.model import Model, concerning
-from ..core.request import (
-    UNCONDITIONAL,
-    Generate,
-    Task,
-    Terms,
-)
-from ..core.text_limits import (
-    FEWEST,
-    MOST_WRITTEN,
-    check_characters,
-    known_tokens,
-    place,
-)
+from ..core.request import UNCONDITIONAL, Generate, Task, Terms
+from ..core.text_limits import FEWEST, MOST_WRITTEN, check_characters, known_tokens, place
 from ..resources.request_memory import CHARACTER, UNBOUNDED, WRITTEN, Claim, Headroom
 from ..structured.grammar_check import PROCESSES
 from ..structured.guide_compiler import Guides
-from .inputs import (
-    MOST_WINDOWED,
-    Input,
-    Read,
-    Reading,
-    batched,
-    encoded_texts,
-    prompt_length,
-    read_inputs,
-)
-from .prompts import (
-    Chat,
-    Continuation,
-    Prompt,
-    encoded_chat,
-    read_prompts,
-    rendered,
-    thinking_left,
-)
+from .inputs import MOST_WINDOWED, Input, Read, Reading, batched, encoded_texts, prompt_length, read_inputs
+from .prompts import Chat, Continuation, Prompt, encoded_chat, read_prompts, rendered, thinking_left
 
 LONG = 1 << 18  # characters of one call
 HOLD = 1.0  # seconds for one call until another thread has its thread's place

@@ -12,12 +12,7 @@ from pathlib import Path
 import pytest
 from nodes import ENVIRONMENT, RAY, Cluster, Served, family, replicas, until
 
-from tests.support.crowd import (
-    COMPLETIONS,
-    Answer,
-    ask,
-    completion,
-)
+from tests.support.crowd import COMPLETIONS, Answer, ask, completion
 from tests.support.load import Asked, load
 from tests.support.manifests import pods_of, rendered
 

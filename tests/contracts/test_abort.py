@@ -8,17 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crowd import (
-    COMPLETIONS,
-    PATIENCE,
-    Alone,
-    Moment,
-    ask,
-    completion,
-    leave,
-    prompts,
-    together,
-)
+from tests.support.crowd import COMPLETIONS, PATIENCE, Alone, Moment, ask, completion, leave, prompts, together
 from tests.support.faults import Fault
 from tests.support.processes import Faulted, Page
 

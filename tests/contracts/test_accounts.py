@@ -12,14 +12,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.support.crowd import (
-    COMPLETIONS,
-    Moment,
-    ask,
-    completion,
-    leave,
-    together,
-)
+from tests.support.crowd import COMPLETIONS, Moment, ask, completion, leave, together
 from tests.support.processes import Page, Process
 
 OUTCOMES = ("done", "failed", "aborted", "rejected", "expired")

@@ -9,13 +9,7 @@ import pytest
 
 from polyhead.service.core.model import Customs
 from polyhead.service.core.request import Beams, Generate, Sampling
-from tests.support.scripted import (
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-)
+from tests.support.scripted import Registry, application, ask, echo, model
 
 CONTEXT, CUSTOM = 64, 9
 OWN = {"translation": CUSTOM, "completions": 16, "completions of tokens": 16}  # of the others what the context leaves

@@ -7,15 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.crowd import (
-    COMPLETIONS,
-    Alone,
-    Answer,
-    ask,
-    completion,
-    prompts,
-    together,
-)
+from tests.support.crowd import COMPLETIONS, Alone, Answer, ask, completion, prompts, together
 from tests.support.faults import Fault
 from tests.support.processes import Faulted
 

@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.crowd import (
-    COMPLETIONS,
-    Alone,
-    Answer,
-    ask,
-    completion,
-    prompts,
-    together,
-)
+from tests.support.crowd import COMPLETIONS, Alone, Answer, ask, completion, prompts, together
 from tests.support.processes import Faulted
 
 

@@ -10,15 +10,7 @@ from typing import Any
 import pytest
 
 from polyhead.models.tokenizer import Tokenizer
-from tests.support.crowd import (
-    COMPLETIONS,
-    Alone,
-    Answer,
-    ask,
-    completion,
-    prompts,
-    together,
-)
+from tests.support.crowd import COMPLETIONS, Alone, Answer, ask, completion, prompts, together
 from tests.support.faults import Fault
 from tests.support.processes import Faulted
 

@@ -7,13 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from polyhead.service.config.settings import Settings
-from tests.support.crowd import (
-    COMPLETIONS,
-    Moment,
-    ask,
-    completion,
-    leave,
-)
+from tests.support.crowd import COMPLETIONS, Moment, ask, completion, leave
 from tests.support.faults import Fault
 from tests.support.processes import PATIENCE, Faulted
 

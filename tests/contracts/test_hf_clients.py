@@ -16,13 +16,7 @@ import transformers as tf
 from huggingface_hub import InferenceClient
 
 from polyhead.service.text.answer_spans import Asking
-from tests.service.text.test_answer_spans import (
-    CONTEXT,
-    EPSILON,
-    QUESTION,
-    Case,
-    expected,
-)
+from tests.service.text.test_answer_spans import CONTEXT, EPSILON, QUESTION, Case, expected
 from tests.support import checkpoints
 from tests.support.processes import Process
 

@@ -15,13 +15,7 @@ from polyhead.service.api.dialects.responses import read as responses_read
 from polyhead.service.api.shared import json_body as body
 from polyhead.service.api.shared.json_body import members, read, value_of
 from polyhead.service.core.errors import BadRequest
-from tests.support.scripted import (
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-)
+from tests.support.scripted import Registry, application, ask, echo, model
 
 
 def complaint(content: bytes) -> str:

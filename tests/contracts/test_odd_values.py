@@ -15,17 +15,7 @@ from tests.service.api.operations.test_admin import KEY, Client, serving
 from tests.service.api.shared.test_fields import ROWS, SECTIONS, body_of
 from tests.support import checkpoints, translators
 from tests.support.edits import edited
-from tests.support.odd_values import (
-    ROUTES,
-    UNHASHABLE,
-    VALUES,
-    Place,
-    Route,
-    inside,
-    is_named,
-    places,
-    replaced,
-)
+from tests.support.odd_values import ROUTES, UNHASHABLE, VALUES, Place, Route, inside, is_named, places, replaced
 
 ANSWERS = ("contradiction", "neutral", "entailment")
 LEAST = 4000  # bodies over HTTP

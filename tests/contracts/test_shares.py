@@ -8,14 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.crowd import (
-    COMPLETIONS,
-    Answer,
-    ask,
-    completion,
-    prompts,
-    together,
-)
+from tests.support.crowd import COMPLETIONS, Answer, ask, completion, prompts, together
 from tests.support.faults import Fault
 from tests.support.processes import Faulted, Page
 

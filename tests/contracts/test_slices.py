@@ -19,20 +19,10 @@ from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.api.access.app_state import Server, slices_of
 from polyhead.service.api.access.request_context import Visit
 from polyhead.service.api.shared.streaming import NUMBERS, dumps_sliced
-from polyhead.service.concurrency.time_slices import (
-    SLICE,
-    run_sliced,
-    sliced,
-    spaced,
-)
+from polyhead.service.concurrency.time_slices import SLICE, run_sliced, sliced, spaced
 from polyhead.service.core.errors import Expired, Overloaded, Unavailable
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    UNCONDITIONAL,
-    Request,
-    Sampling,
-    Terms,
-)
+from polyhead.service.core.request import UNCONDITIONAL, Request, Sampling, Terms
 from polyhead.service.engine import engine as engine_module
 from polyhead.service.engine.engine import Engine
 from polyhead.service.engine.event_stream import Link, Stream
@@ -45,15 +35,7 @@ from polyhead.service.text.tokenization import Job
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served
 from tests.support.engine_fakes import generate
-from tests.support.scripted import (
-    WAIT,
-    Connection,
-    Registry,
-    Source,
-    application,
-    echo,
-    until,
-)
+from tests.support.scripted import WAIT, Connection, Registry, Source, application, echo, until
 from tests.support.scripted import model as scripted_model
 
 MANY = 5 * SLICE + 17

@@ -15,13 +15,7 @@ from hypothesis import strategies as st
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.request import Done, Generate, Token
 from polyhead.service.text.detokenizer import Stops, Transcript
-from tests.support.crowd import (
-    COMPLETIONS,
-    Answer,
-    ask,
-    completion,
-    prompts,
-)
+from tests.support.crowd import COMPLETIONS, Answer, ask, completion, prompts
 from tests.support.faults import Fault
 from tests.support.processes import Faulted
 

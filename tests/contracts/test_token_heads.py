@@ -18,12 +18,7 @@ from polyhead.models.network.heads import MaskHead
 from polyhead.service.cli import determinism
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import BadRequest, StepFailed
-from polyhead.service.core.request import (
-    Encode,
-    Failed,
-    Filled,
-    Table,
-)
+from polyhead.service.core.request import Encode, Failed, Filled, Table
 from polyhead.service.engine.encoder_worker import Encoder
 from polyhead.service.engine.head_outputs import PIECE
 from polyhead.service.runtime.executor_choice import executor_of, prepare

@@ -25,14 +25,7 @@ from polyhead.models.native.packed_network import Precision
 from polyhead.models.network.ragged import Ragged
 from tests.models.native.test_step import pieces, rows_of
 from tests.support import zoo
-from tests.support.zoo import (
-    ENCODERS,
-    GENERATORS,
-    LENGTHS,
-    RECIPES,
-    Grown,
-    grown,
-)
+from tests.support.zoo import ENCODERS, GENERATORS, LENGTHS, RECIPES, Grown, grown
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
 

@@ -19,18 +19,7 @@ from polyhead.service.config.settings import Settings
 from polyhead.service.metrics import Metrics
 from polyhead.service.server.process import GRACE
 from tests.support import manifests
-from tests.support.manifests import (
-    CHART,
-    KUSTOMIZE,
-    ROOT,
-    Manifest,
-    built,
-    kinds,
-    rendered,
-    template,
-    tool,
-    validate,
-)
+from tests.support.manifests import CHART, KUSTOMIZE, ROOT, Manifest, built, kinds, rendered, template, tool, validate
 
 OWN = {"config": {"models": {"chat": "/models/my-llama"}}, "models": {"claim": "checkpoints"}}
 EVERYTHING: Manifest = {

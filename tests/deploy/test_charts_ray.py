@@ -12,13 +12,7 @@ from polyhead.service.config.settings import Settings
 from polyhead.service.fleet.deployment_settings import parts
 from polyhead.service.fleet.frames import LEFT_S
 from polyhead.service.server.process import GRACE
-from tests.support.manifests import (
-    Manifest,
-    pods_of,
-    rendered,
-    template,
-    validate,
-)
+from tests.support.manifests import Manifest, pods_of, rendered, template, validate
 
 MODELS = {"chat": "/models/a", "chat:tone": "/models/b", "mood": "/models/m", "spam": "/models/s"}
 PLAIN: Manifest = {"config": {"models": MODELS}, "ray": {"enabled": True}, "models": {"claim": "checkpoints"}}

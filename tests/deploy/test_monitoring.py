@@ -16,12 +16,7 @@ import yaml
 
 from polyhead.service.core import errors
 from polyhead.service.metrics import Metrics
-from tests.support.prometheus import (
-    DEPLOYED,
-    ROOT,
-    promtool,
-    rules,
-)
+from tests.support.prometheus import DEPLOYED, ROOT, promtool, rules
 
 OURS = re.compile(r'(?:reason|code)=~"([^"]+)"')
 MEASURED = re.compile(r"(?<![\w:])polyhead_\w+|(?<![\w:])process_\w+")

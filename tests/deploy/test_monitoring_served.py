@@ -18,13 +18,7 @@ import pytest
 
 from tests.support.ingress_page import ingress_page
 from tests.support.processes import PATIENCE, Process
-from tests.support.prometheus import (
-    ROOT,
-    Prometheus,
-    promtool,
-    rules,
-    tool,
-)
+from tests.support.prometheus import ROOT, Prometheus, promtool, rules, tool
 
 DASHBOARD = json.loads((ROOT / "deploy/grafana/dashboards/polyhead.json").read_text("utf-8"))
 PROMPT = "The quick brown fox jumps over the lazy dog. " * 2

@@ -10,21 +10,8 @@ import torch
 from torch import Tensor
 
 from polyhead.models.executors.contract import Rows
-from polyhead.service.core.request import (
-    Done,
-    Event,
-    Failed,
-    Generate,
-    Request,
-    Sampling,
-    Token,
-)
-from polyhead.service.engine.worker import (
-    Course,
-    Ended,
-    StepReport,
-    Worker,
-)
+from polyhead.service.core.request import Done, Event, Failed, Generate, Request, Sampling, Token
+from polyhead.service.engine.worker import Course, Ended, StepReport, Worker
 
 WORDS = 23
 GREEDY = Sampling(temperature=0)

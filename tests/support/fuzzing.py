@@ -36,20 +36,9 @@ from polyhead.service.core.request import Sampling
 from polyhead.service.engine.native_sampling import Compiled
 from polyhead.service.engine.sampler import Ask
 from tests.models.executors.test_bounds import HUGE, disturbed
-from tests.models.native.test_step import (
-    ENCODERS,
-    GENERATORS,
-    head,
-    network,
-    rows_of,
-)
+from tests.models.native.test_step import ENCODERS, GENERATORS, head, network, rows_of
 from tests.support import zoo
-from tests.support.sanitized import (
-    Exact,
-    adapters,
-    exactly,
-    narrow,
-)
+from tests.support.sanitized import Exact, adapters, exactly, narrow
 
 BLOCK = 16  # tokens
 STEPS = 24  # of a round

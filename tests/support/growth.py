@@ -20,12 +20,7 @@ import torch
 
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Encode,
-    Generate,
-    Request,
-    Sampling,
-)
+from polyhead.service.core.request import Encode, Generate, Request, Sampling
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
 from polyhead.service.resources import machine

@@ -12,14 +12,7 @@ from pathlib import Path
 
 from polyhead.models.network.model_config import ModelConfig
 from tests.models.native.test_step import GENERATORS, LLAMA, rows_of
-from tests.support.sanitized import (
-    Exact,
-    adapters,
-    chunks,
-    draw,
-    exactly,
-    some_kinds,
-)
+from tests.support.sanitized import Exact, adapters, chunks, draw, exactly, some_kinds
 
 
 def generate(config: ModelConfig, instructions: str) -> int:

@@ -30,27 +30,8 @@ from polyhead.service.core.request import Generate, Sampling
 from polyhead.service.engine.logits_processors import Shape
 from polyhead.service.engine.native_sampling import Compiled
 from polyhead.service.engine.sampler import Ask
-from tests.models.executors.test_bounds import (
-    LEARNED,
-    disturbed,
-    fits,
-    fuzzed,
-    good,
-    passed,
-    texts,
-    unchecked,
-)
-from tests.models.native.test_step import (
-    BERT,
-    ENCODERS,
-    GENERATORS,
-    LLAMA,
-    head,
-    multiplied,
-    network,
-    pieces,
-    rows_of,
-)
+from tests.models.executors.test_bounds import LEARNED, disturbed, fits, fuzzed, good, passed, texts, unchecked
+from tests.models.native.test_step import BERT, ENCODERS, GENERATORS, LLAMA, head, multiplied, network, pieces, rows_of
 
 LENGTHS = (1, 5, 16, 270)  # the last in two parts of attention
 ODD = {

@@ -19,24 +19,9 @@ from polyhead.service.api.access.rate_limit import Quotas
 from polyhead.service.api.app import build
 from polyhead.service.api.http.body_limits import WHOLE, Receiving
 from polyhead.service.config.settings import Settings
-from polyhead.service.core.errors import (
-    BadRequest,
-    Conflict,
-    NotFound,
-    WrongTask,
-)
+from polyhead.service.core.errors import BadRequest, Conflict, NotFound, WrongTask
 from polyhead.service.core.model import Model, State
-from polyhead.service.core.request import (
-    Done,
-    Encode,
-    Encoded,
-    Event,
-    Generate,
-    Request,
-    Table,
-    Task,
-    Token,
-)
+from polyhead.service.core.request import Done, Encode, Encoded, Event, Generate, Request, Table, Task, Token
 from polyhead.service.engine.worker import Course
 from polyhead.service.metrics import Metrics, Open
 from polyhead.service.resources.request_memory import UNBOUNDED, Headroom

@@ -23,13 +23,7 @@ from polyhead.models.tokenizer import Tokenizer
 from polyhead.models.tokenizer.vocabulary import sentence_pieces
 from polyhead.service.cli.main import app
 from tests.support import checkpoints
-from tests.support.scripted import (
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-)
+from tests.support.scripted import Registry, application, ask, echo, model
 
 PARTS = ("normalizer", "pre_tokenizer", "post_processor", "decoder", "added_tokens", "model")
 ABSENT = "(absent)"

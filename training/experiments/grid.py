@@ -11,12 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from polyhead.models.literature.glimpse import (
-    Glimpse,
-    Hard,
-    Reinforcement,
-    Soft,
-)
+from polyhead.models.literature.glimpse import Glimpse, Hard, Reinforcement, Soft
 from polyhead.models.literature.score_functions import SCORES, Widths
 
 from ..loop.descent import descend

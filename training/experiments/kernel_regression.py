@@ -14,13 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from polyhead.models.literature.score_functions import (
-    Gaussian,
-    LearnedGaussian,
-    Score,
-    Widths,
-    attend,
-)
+from polyhead.models.literature.score_functions import Gaussian, LearnedGaussian, Score, Widths, attend
 
 from ..loop.descent import descend
 

@@ -14,12 +14,7 @@ import torch
 from safetensors.torch import save as serialized
 from torch import Tensor, nn
 
-from polyhead.models.architectures import (
-    FAMILIES,
-    Family,
-    HeadSpec,
-    rename,
-)
+from polyhead.models.architectures import FAMILIES, Family, HeadSpec, rename
 from polyhead.models.checkpoint.tensor_files import safetensors
 
 from ..loop.errors import RecipeError

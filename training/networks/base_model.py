@@ -12,12 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from polyhead.models.architectures import (
-    FAMILIES,
-    Family,
-    HeadSpec,
-    rename,
-)
+from polyhead.models.architectures import FAMILIES, Family, HeadSpec, rename
 from polyhead.models.checkpoint import Checkpoint
 from polyhead.models.checkpoint.folder import tensors_of
 from polyhead.models.checkpoint.package_files import Package, fetch

@@ -12,12 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from polyhead.models.network.heads import (
-    LanguageHead,
-    MaskHead,
-    Scoring,
-    SequenceHead,
-)
+from polyhead.models.network.heads import LanguageHead, MaskHead, Scoring, SequenceHead
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.tokenizer import Tokenizer
 
@@ -25,14 +20,7 @@ from ..data import vocabulary_training as vocabulary
 from ..export import export
 from ..loop.dropout import drop
 from .network_size import Shape
-from .translators import (
-    Cells,
-    Halves,
-    cells,
-    transformer,
-    write_cells,
-    write_transformer,
-)
+from .translators import Cells, Halves, cells, transformer, write_cells, write_transformer
 
 Aim = Literal["causal", "masked", "translation"]
 SPREAD = 0.02  # of the first weights, as Radford et al. 2018 and Devlin et al. 2019 have it

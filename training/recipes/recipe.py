@@ -23,18 +23,8 @@ from polyhead.models.network.heads import SequenceHead, TokenHead
 from polyhead.models.network.ragged import Ragged
 from polyhead.models.network.transformer import Transformer
 
-from ..data.examples import (
-    Corpus,
-    Split,
-    split_by_domain,
-    split_by_source,
-)
-from ..export.adapter_folder import (
-    Adapter,
-    head_spec,
-    refuse_unnamed,
-    write_json,
-)
+from ..data.examples import Corpus, Split, split_by_domain, split_by_source
+from ..export.adapter_folder import Adapter, head_spec, refuse_unnamed, write_json
 from ..export.adapter_folder import save as save_adapter
 from ..export.tuned import Tuned, refuse_unwritten
 from ..export.tuned import save as save_whole
@@ -44,22 +34,11 @@ from ..loop.lora_training import LoraLinear, LowRank, wrap
 from ..loop.schedule import Plan
 from ..loop.toml_file import checked, content
 from ..loop.trainer import Place, train
-from ..networks.base_model import (
-    Trunk,
-    begin_head,
-    drawn,
-    made_up,
-    trunk_folder,
-)
+from ..networks.base_model import Trunk, begin_head, drawn, made_up, trunk_folder
 from ..networks.delimited import delimited
 from ..tasks.auxiliary import Language, special
 from ..tasks.sources import SOURCES
-from ..tasks.task import (
-    Learning,
-    Lesson,
-    measure,
-    portions,
-)
+from ..tasks.task import Learning, Lesson, measure, portions
 from ..tasks.text_reader import Reader
 
 

@@ -26,12 +26,7 @@ from ..loop.errors import RecipeError
 from ..loop.loss_plot import draw
 from ..loop.schedule import Plan
 from ..loop.toml_file import checked, content
-from ..loop.trainer import (
-    BEST,
-    RUN,
-    Place,
-    train,
-)
+from ..loop.trainer import BEST, RUN, Place, train
 from ..networks.named_networks import NETWORKS, Network, device_named
 from ..objectives.causal import Causal
 from ..objectives.masked import HIDDEN, Masked

@@ -8,16 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..data import (
-    brown,
-    home,
-    prose,
-    questions,
-    samples,
-    spam,
-    vader,
-    wiki,
-)
+from ..data import brown, home, prose, questions, samples, spam, vader, wiki
 from ..data.examples import Corpus
 from . import paraphrases
 from .choice_task import Choices

@@ -13,12 +13,7 @@ from typing import Protocol
 
 from ...concurrency.time_slices import SLICE, run_sliced
 from ...config.settings import Settings
-from ...core.model import (
-    Known,
-    Model,
-    State,
-    concerning,
-)
+from ...core.model import Known, Model, State, concerning
 from ...core.request import Explain, Generate, Request
 from ...metrics import Metrics, Watched
 from ...resources.request_memory import UNBOUNDED, Headroom

@@ -15,13 +15,7 @@ from typing import Literal
 
 from ...concurrency.outcome import on_thread, outcome_of
 from ...config import keys as files
-from ...config.keys import (
-    CLIENT,
-    NOBODY,
-    Key,
-    Scope,
-    digest_of,
-)
+from ...config.keys import CLIENT, NOBODY, Key, Scope, digest_of
 from ...config.settings import Settings, SettingsError
 from ...core.errors import Forbidden, Unauthorized
 

@@ -18,13 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ...core.errors import (
-    BodyTooLarge,
-    Overloaded,
-    PolyheadError,
-    SlowBody,
-    Stopped,
-)
+from ...core.errors import BodyTooLarge, Overloaded, PolyheadError, SlowBody, Stopped
 from ...resources.request_memory import BODY, Claim
 from ..http.body_limits import Body
 from ..http.request_head import IDS
@@ -34,11 +28,7 @@ from .app_state import Server
 from .auth import access, authorization, speaks_anthropic
 from .origins import check_type
 from .rate_limit import as_anthropic, as_openai
-from .request_context import (
-    HEADER,
-    Visit,
-    seconds,
-)
+from .request_context import HEADER, Visit, seconds
 
 Refuse = Callable[[Visit, str, PolyheadError], Response]
 

@@ -25,13 +25,7 @@ from ...core.errors import PolyheadError, Unavailable, Unreadable
 from .connection_limits import Edge
 from .exchange import Exchange, start_of
 from .exchange import field as spelled
-from .request_head import (
-    CRLF,
-    IDS,
-    Head,
-    end_of,
-    read_head,
-)
+from .request_head import CRLF, IDS, Head, end_of, read_head
 
 AHEAD = 1 << 16  # bytes that are kept for whoever hasn't asked for them; more stay with the client
 LINGER = 2.0  # seconds for which the rest of what was refused is read, so that its sender sees the answer, no reset

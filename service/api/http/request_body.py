@@ -8,14 +8,7 @@ so that whoever sends them waits, not everybody else.
 import re
 
 from ...core.errors import Unreadable
-from .request_head import (
-    CHUNKED,
-    CRLF,
-    END,
-    MOST_FIELDS,
-    TEXT,
-    read_fields,
-)
+from .request_head import CHUNKED, CRLF, END, MOST_FIELDS, TEXT, read_fields
 
 MOST_CHUNKS = 1000  # read in one go: about a millisecond
 LONGEST_LINE = 256  # bytes before a chunk

@@ -17,20 +17,10 @@ from ...core.errors import BadRequest
 from ...core.model import Known
 from ...runtime.operation import Change
 from ..access.app_state import Registry
-from ..shared.dialect import (
-    Wire,
-    between,
-    body,
-    takes,
-)
+from ..shared.dialect import Wire, between, body, takes
 from ..shared.json_body import received, value_of
 from ..shared.openai_errors import write_error
-from ..shared.streaming import (
-    EventStream,
-    JsonResponse,
-    answer,
-    events,
-)
+from ..shared.streaming import EventStream, JsonResponse, answer, events
 from .health import described, server
 
 GLANCE_S = 0.1  # how often a change is looked at for those who follow it

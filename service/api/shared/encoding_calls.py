@@ -21,40 +21,12 @@ from ...concurrency.time_slices import SLICE
 from ...core.errors import PolyheadError
 from ...core.model import Model
 from ...core.request import Encode
-from ...resources.request_memory import (
-    NUMBER,
-    PLACED,
-    STEP,
-    TEXT,
-    TOKEN,
-    Claim,
-)
+from ...resources.request_memory import NUMBER, PLACED, STEP, TEXT, TOKEN, Claim
 from ...text.detokenizer import Piece
 from ...text.inputs import Read, Reading
-from ...text.pipelines import (
-    Found,
-    Guessed,
-    Reply,
-    Scores,
-    States,
-    Tagged,
-    Weighed,
-    replies,
-)
-from .dialect import (
-    Work,
-    server,
-    submitter,
-    terms,
-    visit,
-)
-from .streaming import (
-    LineStream,
-    Parts,
-    dumps_sliced,
-    events,
-    line,
-)
+from ...text.pipelines import Found, Guessed, Reply, Scores, States, Tagged, Weighed, replies
+from .dialect import Work, server, submitter, terms, visit
+from .streaming import LineStream, Parts, dumps_sliced, events, line
 
 Replies = AsyncGenerator[Reply | PolyheadError, None]
 FEW = 1 << 10  # numbers that are written on the event loop; more are written on a thread

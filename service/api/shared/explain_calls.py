@@ -15,14 +15,7 @@ from pydantic import Field
 
 from ...core.errors import BadRequest, PolyheadError, StepFailed
 from ...core.model import Model
-from ...core.request import (
-    Explained,
-    Failed,
-    Generate,
-    Sampling,
-    Terms,
-    Token,
-)
+from ...core.request import Explained, Failed, Generate, Sampling, Terms, Token
 from ...explain import explain_response as explanation
 from ...explain.explain_request import (
     Subject,
@@ -42,17 +35,7 @@ from ...text.inputs import Read
 from ...text.pipelines import replies
 from ...text.prompts import Chat, Continuation, Prompt
 from ...text.tokenization import Job, length
-from .dialect import (
-    Wire,
-    Work,
-    at_most,
-    between,
-    described,
-    server,
-    submitter,
-    terms,
-    visit,
-)
+from .dialect import Wire, Work, at_most, between, described, server, submitter, terms, visit
 from .explain_options import Explaining
 
 MOST_WRITTEN = 256  # tokens that are explained

@@ -10,13 +10,7 @@ from pydantic import Field
 from ...core.errors import BadRequest
 from ...core.request import Method
 from ...explain.explain_request import NOTHING, Target, Why
-from .dialect import (
-    Count,
-    Wire,
-    at_most,
-    between,
-    described,
-)
+from .dialect import Count, Wire, at_most, between, described
 
 MOST_NAMED = 1024  # layers, or heads
 MOST_STEPS = 1000

@@ -14,39 +14,15 @@ from starlette.responses import Response
 
 from ...concurrency.outcome import on_thread
 from ...concurrency.time_slices import spaced
-from ...core.errors import (
-    BadRequest,
-    BodyTooLarge,
-    NotFound,
-    Overloaded,
-)
+from ...core.errors import BadRequest, BodyTooLarge, NotFound, Overloaded
 from ...core.model import Model, concerning
 from ...core.request import Generate
 from ...text.chat_parser import Utterance, Utterances, conversed
-from ...text.chat_prompt import (
-    Talk,
-    expected,
-    fitted,
-    parts,
-)
-from ...text.detokenizer import (
-    Drawn,
-    Piece,
-    Stops,
-    Usage,
-    continued,
-    joined,
-    parted,
-)
+from ...text.chat_prompt import Talk, expected, fitted, parts
+from ...text.detokenizer import Drawn, Piece, Stops, Usage, continued, joined, parted
 from ...text.prompts import Continuation
 from ..access.authorized_models import Served
-from .dialect import (
-    Work,
-    call_submitter,
-    server,
-    terms,
-    visit,
-)
+from .dialect import Work, call_submitter, server, terms, visit
 from .streaming import JsonResponse, dumps_sliced
 
 Answers = AsyncGenerator[tuple[int, Piece], None]

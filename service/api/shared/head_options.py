@@ -12,14 +12,7 @@ from ...core.errors import BadRequest
 from ...text.answer_spans import Asking
 from ...text.entities import Aggregation
 from ...text.inputs import Input, Reading, Windows
-from .dialect import (
-    Count,
-    Neutral,
-    Wire,
-    at_most,
-    between,
-    described,
-)
+from .dialect import Count, Neutral, Wire, at_most, between, described
 
 INT64 = 1 << 63
 LONGEST_WORD, MOST_WORDS = 256, 1000  # characters of a label or target, and how many of them

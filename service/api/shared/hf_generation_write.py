@@ -8,21 +8,9 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from ...core.errors import (
-    BadRequest,
-    Expired,
-    Overloaded,
-    PolyheadError,
-    StepFailed,
-    Stopped,
-)
+from ...core.errors import BadRequest, Expired, Overloaded, PolyheadError, StepFailed, Stopped
 from ...core.model import Model
-from ...text.detokenizer import (
-    Drawn,
-    Piece,
-    Scored,
-    joined,
-)
+from ...text.detokenizer import Drawn, Piece, Scored, joined
 from .generation_calls import likelihood
 from .hf_generation import GenerateParameters
 

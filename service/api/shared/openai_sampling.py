@@ -11,14 +11,7 @@ from pydantic_core import PydanticCustomError
 from ...core.errors import BadRequest
 from ...core.request import Beams, Sampling
 from ...text.prompts import Continuation, Prompt
-from .dialect import (
-    Count,
-    Neutral,
-    TokenId,
-    Wire,
-    at_most,
-    between,
-)
+from .dialect import Count, Neutral, TokenId, Wire, at_most, between
 from .head_options import INT64, Stops
 from .response_formats import Formed, form
 

@@ -9,15 +9,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ...text.chat_parser import (
-    Arguments,
-    Call,
-    Part,
-    Thought,
-    Utterance,
-    Utterances,
-    Words,
-)
+from ...text.chat_parser import Arguments, Call, Part, Thought, Utterance, Utterances, Words
 from ...text.detokenizer import Drawn
 
 Kind = Literal["thought", "words", "call"]

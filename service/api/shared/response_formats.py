@@ -12,14 +12,7 @@ from pydantic import Field
 
 from ...core.errors import BadRequest
 from ...core.grammar import LONGEST_REGEX, LONGEST_SOURCE, Grammar
-from .dialect import (
-    Neutral,
-    Wire,
-    Work,
-    at_most,
-    described,
-    no_longer,
-)
+from .dialect import Neutral, Wire, Work, at_most, described, no_longer
 
 MOST_CHOICES, LONGEST_CHOICE = 10_000, 4096
 

@@ -12,25 +12,9 @@ from ...core.errors import BadRequest
 from ...core.model import Customs
 from ...core.request import Beams, Sampling
 from ...text.prompts import Continuation
-from .dialect import (
-    Count,
-    Neutral,
-    TokenId,
-    Wire,
-    at_most,
-    between,
-)
+from .dialect import Count, Neutral, TokenId, Wire, at_most, between
 from .head_options import INT64, Stops
-from .openai_sampling import (
-    MOST_ANSWERS,
-    MOST_BEAMS,
-    MOST_BIASED,
-    MOST_WORDS,
-    Bias,
-    Penalty,
-    Tokens,
-    Word,
-)
+from .openai_sampling import MOST_ANSWERS, MOST_BEAMS, MOST_BIASED, MOST_WORDS, Bias, Penalty, Tokens, Word
 from .response_formats import ValuedGrammar, grammar_of
 
 LONGEST_ROW = 64  # tokens of one that must not come

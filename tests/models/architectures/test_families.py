@@ -11,15 +11,7 @@ import transformers as tf
 from polyhead.models.architectures import FAMILIES, rename
 from polyhead.models.executors.contract import Rows
 from polyhead.models.executors.torch_executor import TorchExecutor
-from polyhead.models.network.heads import (
-    LanguageHead,
-    MaskHead,
-    Pooler,
-    Pooling,
-    Scoring,
-    SequenceHead,
-    TokenHead,
-)
+from polyhead.models.network.heads import LanguageHead, MaskHead, Pooler, Pooling, Scoring, SequenceHead, TokenHead
 from polyhead.models.network.ragged import Ragged
 from polyhead.models.network.transformer import Transformer
 

@@ -12,12 +12,7 @@ import torch
 from polyhead.models.checkpoint import Checkpoint, describe, load
 from polyhead.models.core.errors import CheckpointError, UnsupportedError
 from polyhead.models.network.ragged import Ragged
-from polyhead.models.seq2seq.decoding import (
-    Answer,
-    Writing,
-    search,
-    write,
-)
+from polyhead.models.seq2seq.decoding import Answer, Writing, search, write
 from polyhead.service.config.settings import Settings
 from polyhead.service.runtime.executor_choice import prepare
 from polyhead.service.runtime.memory_budget import sized

@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 
 from tests.support.bad_values import ROUTES
-from tests.support.scripted import (
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-)
+from tests.support.scripted import Registry, application, ask, echo, model
 
 TEMPLATE = "{{ messages[0].content }}"
 TURN = [{"role": "user", "content": "a"}]

@@ -12,12 +12,7 @@ import pytest
 
 from polyhead.models.checkpoint import load
 from tests.support import checkpoints, hostile
-from tests.support.hostile import (
-    FILES,
-    FOLDERS,
-    GENERATORS,
-    Outcome,
-)
+from tests.support.hostile import FILES, FOLDERS, GENERATORS, Outcome
 
 SECONDS = 5.0
 MEBIBYTES = 512.0

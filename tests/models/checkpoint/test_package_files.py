@@ -14,13 +14,7 @@ from pathlib import Path
 import pytest
 
 from polyhead.models.checkpoint import package_files as package
-from polyhead.models.checkpoint.package_files import (
-    Package,
-    fetch,
-    gather,
-    unpack,
-    verify,
-)
+from polyhead.models.checkpoint.package_files import Package, fetch, gather, unpack, verify
 from polyhead.models.core.errors import CheckpointError
 
 FILES = {

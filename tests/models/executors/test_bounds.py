@@ -21,14 +21,7 @@ from polyhead.models.native.library import runnable
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.network.lora import LowRank, products
 from polyhead.models.network.model_config import ModelConfig
-from tests.models.native.test_step import (
-    BERT,
-    GENERATORS,
-    LLAMA,
-    head,
-    network,
-    rows_of,
-)
+from tests.models.native.test_step import BERT, GENERATORS, LLAMA, head, network, rows_of
 from tests.support.places import ROOT
 
 BLOCKS = 8

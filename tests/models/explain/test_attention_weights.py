@@ -10,26 +10,13 @@ import torch
 
 from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import UnsupportedError
-from polyhead.models.explain import (
-    Asked,
-    Explanation,
-    Text,
-    Watched,
-    explain,
-    max_flow,
-)
+from polyhead.models.explain import Asked, Explanation, Text, Watched, explain, max_flow
 from polyhead.models.network.attention import Relative
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator
-from tests.support.explained import (
-    KINDS,
-    TOKENS,
-    both,
-    driven,
-    explained,
-)
+from tests.support.explained import KINDS, TOKENS, both, driven, explained
 from tests.support.translators import translator
 
 CLOSE = 1e-5

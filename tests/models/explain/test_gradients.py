@@ -12,24 +12,13 @@ from captum.attr import LayerIntegratedGradients
 from torch.profiler import ProfilerActivity, profile
 
 from polyhead.models.checkpoint import load
-from polyhead.models.explain import (
-    Asked,
-    Explanation,
-    Text,
-    Watched,
-    explain,
-)
+from polyhead.models.explain import Asked, Explanation, Text, Watched, explain
 from polyhead.models.explain.cost_estimate import SLACK, bytes_of
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.models.recurrent import RecurrentConfig, RecurrentTranslator
-from tests.support.explained import (
-    TOKENS,
-    both,
-    driven,
-    explained,
-)
+from tests.support.explained import TOKENS, both, driven, explained
 from tests.support.translators import translator
 
 PAD, STEPS = 0, 12

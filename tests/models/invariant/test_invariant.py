@@ -18,13 +18,7 @@ from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.invariant import invariant_linear as linear_module
 from polyhead.models.invariant import make_head_invariant, make_invariant
 from polyhead.models.invariant.invariant_attention import TILE, prove_attention
-from polyhead.models.invariant.invariant_linear import (
-    LANES,
-    InvariantActivation,
-    InvariantLinear,
-    even,
-    proven_sizes,
-)
+from polyhead.models.invariant.invariant_linear import LANES, InvariantActivation, InvariantLinear, even, proven_sizes
 from polyhead.models.invariant.safe_sizes import ROWS, cut
 from polyhead.models.native.library import runnable
 from polyhead.models.network.heads import LanguageHead, Scoring, SequenceHead
@@ -37,13 +31,7 @@ from polyhead.service.config.settings import Settings
 from polyhead.service.core.request import Encode
 from polyhead.service.engine.encoder_worker import Encoder
 from polyhead.service.runtime import executor_choice as executors
-from tests.models.architectures.test_families import (
-    CASES,
-    CAUSAL,
-    SEQUENCES,
-    build,
-    reference,
-)
+from tests.models.architectures.test_families import CASES, CAUSAL, SEQUENCES, build, reference
 
 Built = tuple[Transformer, nn.Module]
 

@@ -6,20 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyhead.models.literature.glimpse import (
-    Glimpse,
-    Hard,
-    Reinforcement,
-    Soft,
-)
+from polyhead.models.literature.glimpse import Glimpse, Hard, Reinforcement, Soft
 from polyhead.models.literature.score_functions import Dot, Widths
-from polyhead.training.experiments.grid import (
-    LOOKS,
-    Looker,
-    draw,
-    learned,
-    measured,
-)
+from polyhead.training.experiments.grid import LOOKS, Looker, draw, learned, measured
 
 ASKED = draw(500, torch.Generator().manual_seed(9))
 STEPS = {"soft": 110, "hard": 200}

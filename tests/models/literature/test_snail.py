@@ -12,14 +12,7 @@ from polyhead.models.literature.snail import (
     SnailConfig,
     TemporalBlock,
 )
-from polyhead.training.experiments.few_shot import (
-    ASKED,
-    Episodes,
-    accuracy,
-    learned,
-    nearest,
-    seen,
-)
+from polyhead.training.experiments.few_shot import ASKED, Episodes, accuracy, learned, nearest, seen
 
 
 def reach(network: torch.nn.Module, inputs: int, times: int) -> torch.Tensor:

@@ -19,24 +19,13 @@ from polyhead.models.checkpoint.gguf_header import COMPILED, ENCODINGS
 from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.library import library, runnable
 from polyhead.models.native.native_executor import NativeExecutor
-from polyhead.models.native.packed_network import (
-    INT4,
-    INT4_SHIFTED,
-    INT8,
-    Packed,
-    Precision,
-)
+from polyhead.models.native.packed_network import INT4, INT4_SHIFTED, INT8, Packed, Precision
 from polyhead.models.network.attention import attend
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.ragged import Ragged
 from polyhead.models.network.transformer import PreBlock, Transformer
-from polyhead.models.quantization.quantize import (
-    FINE,
-    STRIDE,
-    calibrate,
-    observed,
-)
+from polyhead.models.quantization.quantize import FINE, STRIDE, calibrate, observed
 from tests.models.native import test_packed_network as test_native_packing
 from tests.models.native.test_packed_network import linear_of
 from tests.models.native.test_step import (

@@ -25,12 +25,7 @@ from polyhead.models.native.packed_network import (
     Precision,
 )
 from polyhead.models.native.step_memory import widened
-from tests.models.native.test_step import (
-    LLAMA,
-    SETS,
-    multiplied,
-    pytestmark,
-)
+from tests.models.native.test_step import LLAMA, SETS, multiplied, pytestmark
 from tests.support import gguf_files
 
 __all__ = ["pytestmark"]

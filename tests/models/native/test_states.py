@@ -15,15 +15,7 @@ from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.ragged import Ragged
 from polyhead.models.network.transformer import Transformer
-from tests.models.native.test_step import (
-    ENCODERS,
-    GENERATORS,
-    head,
-    network,
-    rows_of,
-    tables,
-    texts,
-)
+from tests.models.native.test_step import ENCODERS, GENERATORS, head, network, rows_of, tables, texts
 
 pytestmark = pytest.mark.skipif(not runnable(), reason="no compiler was there when polyhead was installed")
 

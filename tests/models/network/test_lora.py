@@ -24,21 +24,8 @@ from polyhead.models.native.library import runnable
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.service.cli.check import checked
 from polyhead.service.config.settings import Settings, SettingsError, read
-from polyhead.service.core.errors import (
-    BadRequest,
-    Conflict,
-    NoRoom,
-    NotFound,
-    StepFailed,
-    Unavailable,
-)
-from polyhead.service.core.request import (
-    Encode,
-    Encoded,
-    Failed,
-    Table,
-    Task,
-)
+from polyhead.service.core.errors import BadRequest, Conflict, NoRoom, NotFound, StepFailed, Unavailable
+from polyhead.service.core.request import Encode, Encoded, Failed, Table, Task
 from polyhead.service.engine.encoder_worker import Encoder
 from polyhead.service.engine.generator_worker import Generator
 from polyhead.service.engine.head_outputs import Head
@@ -46,14 +33,7 @@ from polyhead.service.runtime.memory_budget import Budget, need_beside
 from polyhead.service.runtime.placement import placed
 from polyhead.service.runtime.registry import Registry
 from tests.models.architectures.test_encoder_families import CASES, saved
-from tests.models.checkpoint.test_merged_adapter import (
-    adapted,
-    classifier,
-    edit,
-    generator,
-    overlay,
-    retensor,
-)
+from tests.models.checkpoint.test_merged_adapter import adapted, classifier, edit, generator, overlay, retensor
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as administering
 from tests.service.runtime.test_registry import serving

@@ -24,12 +24,7 @@ from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.executors.workspace import block_bytes
 from polyhead.models.invariant import make_invariant, prove_kernel
 from polyhead.models.network.model_config import ModelConfig
-from polyhead.models.network.varlen import (
-    PAGE,
-    found,
-    hindrance,
-    refuted,
-)
+from polyhead.models.network.varlen import PAGE, found, hindrance, refuted
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.request import Done, Generate, Sampling
 from polyhead.service.engine.generator_worker import Generator

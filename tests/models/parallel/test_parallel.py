@@ -27,14 +27,7 @@ from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
-from polyhead.models.parallel import (
-    Ask,
-    Leader,
-    Share,
-    cut,
-    local,
-    unsplit,
-)
+from polyhead.models.parallel import Ask, Leader, Share, cut, local, unsplit
 from polyhead.models.parallel.step_messages import packed, unpacked
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.engine.generator_worker import Generator

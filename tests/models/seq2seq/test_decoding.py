@@ -12,12 +12,7 @@ from torch import Tensor
 
 from polyhead.models.network.ragged import Ragged
 from polyhead.models.seq2seq.beam_search import Rule
-from polyhead.models.seq2seq.decoding import (
-    Answer,
-    Writing,
-    search,
-    write,
-)
+from polyhead.models.seq2seq.decoding import Answer, Writing, search, write
 
 START, END, WORDS = 0, 1, 6
 PLAIN = Writing(stops=frozenset((END,)), most=8)

@@ -18,12 +18,7 @@ from tokenizers import models as backends
 
 from polyhead.models.core.errors import CheckpointError, EncodingError, UnsupportedError
 from polyhead.models.tokenizer import Encoding, Tokenizer, gguf_vocabulary, patterns
-from polyhead.models.tokenizer.gguf_vocabulary import (
-    CONTROL,
-    NORMAL,
-    UNKNOWN,
-    USER_DEFINED,
-)
+from polyhead.models.tokenizer.gguf_vocabulary import CONTROL, NORMAL, UNKNOWN, USER_DEFINED
 from polyhead.models.tokenizer.token_text import Spelling, byte_alphabet
 
 CORPUS = [

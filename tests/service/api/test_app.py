@@ -18,13 +18,7 @@ from polyhead.service.api.access.auth import access, decision
 from polyhead.service.api.app import DIALECTS, owner
 from polyhead.service.core import logs
 from polyhead.service.core.model import Model
-from tests.support.scripted import (
-    Connection,
-    Registry,
-    application,
-    echo,
-    model,
-)
+from tests.support.scripted import Connection, Registry, application, echo, model
 
 GO_ON = {"model": "talker", "prompt": "The fox"}
 

@@ -12,16 +12,9 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from polyhead.service.cli import (
-    checkpoint_commands as cli_checkpoint,
-)
-from polyhead.service.cli import (
-    client,
-    terminal,
-)
-from polyhead.service.cli import (
-    main as cli,
-)
+from polyhead.service.cli import checkpoint_commands as cli_checkpoint
+from polyhead.service.cli import client, terminal
+from polyhead.service.cli import main as cli
 from polyhead.service.cli.client import Client, ClientError
 from polyhead.service.core.version import VERSION
 from polyhead.service.runtime import quickstart

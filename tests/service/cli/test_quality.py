@@ -14,12 +14,7 @@ from polyhead.models.core.errors import ModelError
 from polyhead.models.native.library import runnable
 from polyhead.service.cli import main as cli
 from polyhead.service.cli import quality
-from polyhead.service.cli.differences import (
-    Answer,
-    LayerErrors,
-    Passage,
-    Scores,
-)
+from polyhead.service.cli.differences import Answer, LayerErrors, Passage, Scores
 from polyhead.service.runtime import quickstart
 from tests.support import checkpoints
 from tests.support.edits import with_tensors

@@ -12,12 +12,7 @@ from polyhead.service.cli import explain_command as explained
 from polyhead.service.concurrency import child_process as child
 from polyhead.service.concurrency.child_process import end, exchanged, started
 from polyhead.service.config.settings import Settings
-from polyhead.service.core.errors import (
-    BadRequest,
-    PolyheadError,
-    Stopped,
-    Unavailable,
-)
+from polyhead.service.core.errors import BadRequest, PolyheadError, Stopped, Unavailable
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.fleet.replica_connection import Line
 from polyhead.service.runtime.operation import Change

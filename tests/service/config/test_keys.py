@@ -12,14 +12,7 @@ from typer.testing import CliRunner
 
 from polyhead.service.api.access import auth as security
 from polyhead.service.api.access.auth import Keys
-from polyhead.service.api.access.rate_limit import (
-    Bucket,
-    Quota,
-    Quotas,
-    as_anthropic,
-    as_openai,
-    spent,
-)
+from polyhead.service.api.access.rate_limit import Bucket, Quota, Quotas, as_anthropic, as_openai, spent
 from polyhead.service.cli.main import app
 from polyhead.service.config import keys
 from polyhead.service.config.keys import Key

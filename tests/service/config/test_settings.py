@@ -7,13 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from polyhead.service.config.flags import parse, parser
-from polyhead.service.config.settings import (
-    LIBRARY_DEFAULTS,
-    Settings,
-    SettingsError,
-    prepare_process,
-    read,
-)
+from polyhead.service.config.settings import LIBRARY_DEFAULTS, Settings, SettingsError, prepare_process, read
 
 
 @pytest.fixture(autouse=True)

@@ -11,22 +11,9 @@ from polyhead.models.network.heads import Pooler
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.errors import BadRequest, Expired, StepFailed
-from polyhead.service.core.request import (
-    Done,
-    Encode,
-    Encoded,
-    Failed,
-    Terms,
-)
+from polyhead.service.core.request import Done, Encode, Encoded, Failed, Terms
 from polyhead.service.engine.encoder_worker import Encoder
-from tests.support.engine_fakes import (
-    Ask,
-    FakeEncoder,
-    FakeHead,
-    ask,
-    finish,
-    turn,
-)
+from tests.support.engine_fakes import Ask, FakeEncoder, FakeHead, ask, finish, turn
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,35 +10,13 @@ from collections.abc import Awaitable, Callable
 import pytest
 import torch
 
-from polyhead.service.core.errors import (
-    BadRequest,
-    Expired,
-    StepFailed,
-    Stopped,
-    Unavailable,
-)
-from polyhead.service.core.request import (
-    Done,
-    Encode,
-    Encoded,
-    Event,
-    Failed,
-    Request,
-    Terms,
-    Token,
-)
+from polyhead.service.core.errors import BadRequest, Expired, StepFailed, Stopped, Unavailable
+from polyhead.service.core.request import Done, Encode, Encoded, Event, Failed, Request, Terms, Token
 from polyhead.service.engine.encoder_worker import Encoder
 from polyhead.service.engine.engine import Counts, Engine, Stream
 from polyhead.service.engine.event_stream import AHEAD
 from polyhead.service.engine.generator_worker import Generator
-from tests.support.engine_fakes import (
-    FakeEncoder,
-    FakeGenerator,
-    FakeHead,
-    Notes,
-    generate,
-    greedy,
-)
+from tests.support.engine_fakes import FakeEncoder, FakeGenerator, FakeHead, Notes, generate, greedy
 
 
 class Stage:

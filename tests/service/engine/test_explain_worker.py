@@ -12,28 +12,9 @@ import pytest
 import transformers as tf
 
 from polyhead.models import checkpoint
-from polyhead.models.explain import (
-    METHODS,
-    Explanation,
-    Watched,
-    explain,
-)
-from polyhead.service.core.errors import (
-    AnswerTooLarge,
-    Conflict,
-    Expired,
-    NoRoom,
-    StepFailed,
-    Unavailable,
-)
-from polyhead.service.core.request import (
-    Done,
-    Explain,
-    Explained,
-    Failed,
-    Method,
-    Terms,
-)
+from polyhead.models.explain import METHODS, Explanation, Watched, explain
+from polyhead.service.core.errors import AnswerTooLarge, Conflict, Expired, NoRoom, StepFailed, Unavailable
+from polyhead.service.core.request import Done, Explain, Explained, Failed, Method, Terms
 from polyhead.service.engine import explain_worker as explainer
 from polyhead.service.engine.explain_worker import AT_ONCE, MOST_AT_ONCE, Explainer
 from polyhead.service.runtime.registry import Registry

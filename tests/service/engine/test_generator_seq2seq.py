@@ -14,20 +14,9 @@ from polyhead.models.executors.contract import Rows
 from polyhead.models.executors.seq2seq_executor import Seq2SeqExecutor
 from polyhead.models.network.ragged import Ragged
 from polyhead.service.core.errors import BadRequest, StepFailed
-from polyhead.service.core.request import (
-    Beams,
-    Done,
-    Failed,
-    Generate,
-    Sampling,
-)
+from polyhead.service.core.request import Beams, Done, Failed, Generate, Sampling
 from polyhead.service.engine.generator_worker import Generator
-from tests.support.engine_fakes import (
-    Ask,
-    ask,
-    finish,
-    turn,
-)
+from tests.support.engine_fakes import Ask, ask, finish, turn
 
 WORDS, START, END = 23, 1, 0
 Known = tuple[tuple[int, ...], tuple[int, ...]]  # what was read, and what was written

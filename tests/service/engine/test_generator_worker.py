@@ -14,26 +14,10 @@ from polyhead.models.network.heads import LanguageHead
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.models.network.transformer import Transformer
 from polyhead.service.core.errors import BadRequest, Expired, StepFailed
-from polyhead.service.core.request import (
-    Done,
-    Failed,
-    Generate,
-    Sampling,
-    Terms,
-    Token,
-)
+from polyhead.service.core.request import Done, Failed, Generate, Sampling, Terms, Token
 from polyhead.service.engine.generator_worker import Generator
 from polyhead.service.engine.sampler import sample
-from tests.support.engine_fakes import (
-    Ask,
-    FakeGenerator,
-    ask,
-    finish,
-    generate,
-    greedy,
-    logits_after,
-    turn,
-)
+from tests.support.engine_fakes import Ask, FakeGenerator, ask, finish, generate, greedy, logits_after, turn
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -23,12 +23,7 @@ from transformers import (
 
 from polyhead.models.native.library import runnable
 from polyhead.service.core.request import Generate, Sampling
-from polyhead.service.engine.logits_processors import (
-    Shape,
-    restrict,
-    shape,
-    shaped,
-)
+from polyhead.service.engine.logits_processors import Shape, restrict, shape, shaped
 from polyhead.service.engine.native_sampling import Compiled
 from polyhead.service.engine.sampler import Ask
 

@@ -18,29 +18,10 @@ from polyhead.models.executors.torch_executor import TorchExecutor
 from polyhead.models.native.library import runnable
 from polyhead.models.native.native_executor import NativeExecutor
 from polyhead.service.core.errors import BadRequest
-from polyhead.service.core.request import (
-    Beams,
-    Done,
-    Event,
-    Failed,
-    Generate,
-    Prompted,
-    Sampling,
-    Token,
-)
+from polyhead.service.core.request import Beams, Done, Event, Failed, Generate, Prompted, Sampling, Token
 from polyhead.service.engine.generator_worker import Generator
 from polyhead.service.engine.logits_processors import Shape
-from tests.support.engine_fakes import (
-    GREEDY,
-    WORDS,
-    Ask,
-    FakeGenerator,
-    ask,
-    finish,
-    generate,
-    logits_after,
-    turn,
-)
+from tests.support.engine_fakes import GREEDY, WORDS, Ask, FakeGenerator, ask, finish, generate, logits_after, turn
 
 
 def generator(executor: FakeGenerator, **budgets: int) -> Generator:

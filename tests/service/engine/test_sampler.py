@@ -22,13 +22,7 @@ from polyhead.models.native.library import runnable
 from polyhead.service.core.request import Sampling
 from polyhead.service.engine import sampler
 from polyhead.service.engine.native_sampling import Compiled
-from polyhead.service.engine.sampler import (
-    Ask,
-    Sampler,
-    Sorted,
-    finite,
-    score,
-)
+from polyhead.service.engine.sampler import Ask, Sampler, Sorted, finite, score
 
 DRAWS = 1000
 MEANS = ["torch", *runnable()]

@@ -14,12 +14,7 @@ from typing import Any
 import pytest
 
 from polyhead.service.engine.block_allocator import Blocks, chain
-from polyhead.service.engine.scheduler import (
-    Chunk,
-    Scheduler,
-    Sequence,
-    rows_wanted,
-)
+from polyhead.service.engine.scheduler import Chunk, Scheduler, Sequence, rows_wanted
 
 STOP = 5
 NEVER = -1

@@ -11,13 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from polyhead.models.executors.contract import Rows
-from polyhead.service.core.request import (
-    Done,
-    Event,
-    Generate,
-    Sampling,
-    Token,
-)
+from polyhead.service.core.request import Done, Event, Generate, Sampling, Token
 from polyhead.service.engine import draft_model as drafting
 from polyhead.service.engine.block_allocator import Blocks, chain
 from polyhead.service.engine.draft_model import Asked, Depth, Drafter
@@ -25,14 +19,7 @@ from polyhead.service.engine.generator_worker import Generator
 from polyhead.service.engine.prompt_lookup import LENGTHS, Lookup
 from polyhead.service.engine.speculation import Speculation, Wish
 from polyhead.service.engine.speculation_stats import Costs, Odds
-from tests.support.engine_fakes import (
-    WORDS,
-    FakeGenerator,
-    ask,
-    finish,
-    generate,
-    greedy,
-)
+from tests.support.engine_fakes import WORDS, FakeGenerator, ask, finish, generate, greedy
 
 MOST = 8
 texts = st.lists(st.integers(0, 4), max_size=60)

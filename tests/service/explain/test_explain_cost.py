@@ -10,16 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from torch.utils.module_tracker import ModuleTracker
 
 from polyhead.models.checkpoint import load
-from polyhead.models.explain import (
-    Asked,
-    Method,
-    Text,
-    explain,
-    operations_of,
-)
-from polyhead.models.explain import (
-    cost_estimate as estimate,
-)
+from polyhead.models.explain import Asked, Method, Text, explain, operations_of
+from polyhead.models.explain import cost_estimate as estimate
 from polyhead.models.network.model_config import ModelConfig
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import AnswerTooLarge

@@ -20,17 +20,7 @@ import pytest
 
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Done,
-    Encode,
-    Encoded,
-    Explain,
-    Failed,
-    Generate,
-    Request,
-    Sampling,
-    Token,
-)
+from polyhead.service.core.request import Done, Encode, Encoded, Explain, Failed, Generate, Request, Sampling, Token
 from polyhead.service.fleet import replica as replica_module
 from polyhead.service.fleet import unauthenticated as strangers
 from polyhead.service.fleet.frames import (
@@ -47,15 +37,7 @@ from polyhead.service.fleet.frames import (
     unpacked,
 )
 from polyhead.service.fleet.replica_connection import Circle
-from tests.service.fleet.test_fleet import (
-    GREEDY,
-    HOST,
-    SECRET,
-    Scene,
-    ended,
-    heard,
-    played,
-)
+from tests.service.fleet.test_fleet import GREEDY, HOST, SECRET, Scene, ended, heard, played
 
 Talk = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 

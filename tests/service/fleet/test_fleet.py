@@ -20,14 +20,7 @@ from polyhead.service.api.access.app_state import Server
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import PolyheadError
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Done,
-    Event,
-    Failed,
-    Generate,
-    Sampling,
-    Token,
-)
+from polyhead.service.core.request import Done, Event, Failed, Generate, Sampling, Token
 from polyhead.service.engine.event_stream import Stream
 from polyhead.service.fleet.fleet_engine import Fleet
 from polyhead.service.fleet.frames import frame, proof

@@ -37,13 +37,7 @@ from polyhead.service.core.request import (
     Weights,
 )
 from polyhead.service.fleet import frames
-from polyhead.service.fleet.frames import (
-    Begun,
-    FrameError,
-    frame,
-    packed,
-    unpacked,
-)
+from polyhead.service.fleet.frames import Begun, FrameError, frame, packed, unpacked
 
 
 def floats(*values: float, shape: tuple[int, ...]) -> "memoryview[float]":

@@ -5,16 +5,7 @@ from random import Random
 import pytest
 
 from polyhead.service.engine.block_allocator import chain, root
-from polyhead.service.fleet.routing import (
-    POLICIES,
-    Affine,
-    Answers,
-    Ask,
-    Candidate,
-    Rotation,
-    TwoChoices,
-    holding,
-)
+from polyhead.service.fleet.routing import POLICIES, Affine, Answers, Ask, Candidate, Rotation, TwoChoices, holding
 
 
 def keys_of(tokens: range, block: int = 16) -> tuple[bytes, ...]:

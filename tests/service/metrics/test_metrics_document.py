@@ -19,23 +19,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain_text
 
 from polyhead.service.core.model import Model
-from polyhead.service.metrics.metric_table import (
-    METRICS,
-    PROCESS,
-    REPLICAS,
-    SECTIONS,
-    VALUES,
-)
+from polyhead.service.metrics.metric_table import METRICS, PROCESS, REPLICAS, SECTIONS, VALUES
 from polyhead.service.metrics.metrics_document import document
 from tests.models.checkpoint.test_merged_adapter import adapted, generator
 from tests.support.places import ROOT
 from tests.support.processes import PATIENCE, Page, Process
-from tests.support.scripted import (
-    Registry,
-    application,
-    echo,
-    model,
-)
+from tests.support.scripted import Registry, application, echo, model
 
 PAGE = ROOT / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(?P<name>(?:polyhead_|vllm:)\w+)` \| (?P<kind>\w+)(?P<star>\*?) \|(?P<labels>[^|]*)\|", re.M)

@@ -15,15 +15,7 @@ from polyhead.service.metrics.exposition import open_metrics as in_open_metrics
 from polyhead.service.metrics.exposition import plain
 from polyhead.service.metrics.metric_table import SECONDS
 from polyhead.service.metrics.observer import REMEMBERED
-from tests.support.eventful import (
-    TRACE,
-    Busy,
-    Few,
-    Known,
-    ended,
-    eventful,
-    report,
-)
+from tests.support.eventful import TRACE, Busy, Few, Known, ended, eventful, report
 
 UNITS = (
     *("_seconds", "_tokens", "_info", "_sequences", "_blocks", "_used"),

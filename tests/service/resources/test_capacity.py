@@ -15,12 +15,7 @@ from polyhead.service.cli import main as cli
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import BodyTooLarge, Overloaded
 from polyhead.service.resources import capacity
-from polyhead.service.resources.request_memory import (
-    KEPT,
-    LEAST,
-    Claim,
-    Headroom,
-)
+from polyhead.service.resources.request_memory import KEPT, LEAST, Claim, Headroom
 from polyhead.service.server import assembly as serve
 from tests.service.fleet.test_fleet import talking
 from tests.support.processes import Process

@@ -9,12 +9,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from polyhead.models import checkpoint
 from polyhead.service.config.settings import Settings, SettingsError, read
-from polyhead.service.core.request import (
-    Generate,
-    Sampling,
-    Task,
-    Token,
-)
+from polyhead.service.core.request import Generate, Sampling, Task, Token
 from polyhead.service.engine.engine import Engine
 from polyhead.service.engine.worker import Ended, StepReport
 from polyhead.service.metrics import Metrics

@@ -14,16 +14,9 @@ from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.core.errors import Cancelled, Expired, Unavailable
 from polyhead.service.engine.encoder_worker import Encoder
 from polyhead.service.engine.generator_worker import Generator
-from polyhead.service.runtime import (
-    executor_choice as executors,
-)
-from polyhead.service.runtime import (
-    explain_models as watching,
-)
-from polyhead.service.runtime import (
-    loader,
-    registry,
-)
+from polyhead.service.runtime import executor_choice as executors
+from polyhead.service.runtime import explain_models as watching
+from polyhead.service.runtime import loader, registry
 from polyhead.service.runtime.load_task import Loading
 from polyhead.service.runtime.registry import Registry
 from polyhead.service.runtime.self_test import SelfTest

@@ -34,15 +34,7 @@ from polyhead.service.core.errors import NoRoom
 from polyhead.service.resources import machine
 from polyhead.service.runtime.executor_choice import executor_of
 from polyhead.service.runtime.explain_cost import need_of
-from polyhead.service.runtime.memory_budget import (
-    MIB,
-    Budget,
-    Sized,
-    least,
-    mib,
-    need,
-    sized,
-)
+from polyhead.service.runtime.memory_budget import MIB, Budget, Sized, least, mib, need, sized
 from tests.support import checkpoints, gguf_files
 from tests.support.places import ROOT
 

@@ -16,12 +16,7 @@ from polyhead.models.executors.contract import Executor
 from polyhead.service.config.settings import Settings, SettingsError
 from polyhead.service.core.errors import BadRequest, NotFound, Unavailable
 from polyhead.service.core.model import State
-from polyhead.service.core.request import (
-    Done,
-    Encode,
-    Encoded,
-    Generate,
-)
+from polyhead.service.core.request import Done, Encode, Encoded, Generate
 from polyhead.service.engine.engine import Engine
 from polyhead.service.metrics import Metrics
 from polyhead.service.resources import capacity, machine

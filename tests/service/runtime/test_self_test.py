@@ -27,14 +27,7 @@ from polyhead.service.runtime import self_test as fidelity
 from polyhead.service.runtime import self_test_results as cost_files
 from polyhead.service.runtime.placement import placed
 from polyhead.service.runtime.registry import Registry
-from polyhead.service.runtime.self_test import (
-    SelfTest,
-    costs_of,
-    hashes_of,
-    key_of,
-    known_costs,
-    with_known_cost,
-)
+from polyhead.service.runtime.self_test import SelfTest, costs_of, hashes_of, key_of, known_costs, with_known_cost
 from polyhead.service.runtime.self_test_results import LARGEST, Costs, Hashes
 from tests.service.runtime.test_registry import serving
 from tests.support import zoo

@@ -21,12 +21,7 @@ from polyhead.service.config.settings import SettingsError
 from polyhead.service.resources.process_info import beside
 from polyhead.service.server.process import bound
 from tests.support.faults import Fault
-from tests.support.processes import (
-    PATIENCE,
-    SERVE,
-    Faulted,
-    Process,
-)
+from tests.support.processes import PATIENCE, SERVE, Faulted, Process
 
 BODY = b'{"model": "chat", "prompt": "The fox", "max_tokens": 3, "ignore_eos": true}'
 HEAD = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(BODY)}\r\n\r\n".encode()

@@ -11,18 +11,8 @@ import httpx
 import openai
 import pytest
 
-from polyhead.service.api.dialects.openai.wire import (
-    ChatRequest,
-    CompletionRequest,
-    read_chat,
-    read_completion,
-)
-from polyhead.service.api.shared.response_formats import (
-    StructuredOutputs,
-    TextFormat,
-    ValuedGrammar,
-    grammar_of,
-)
+from polyhead.service.api.dialects.openai.wire import ChatRequest, CompletionRequest, read_chat, read_completion
+from polyhead.service.api.shared.response_formats import StructuredOutputs, TextFormat, ValuedGrammar, grammar_of
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.grammar import Grammar
 from tests.support.processes import Process

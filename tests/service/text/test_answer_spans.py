@@ -10,12 +10,7 @@ import transformers as tf
 from transformers.pipelines.document_question_answering import select_starts_ends
 
 from polyhead.models.tokenizer import Encoding, Tokenizer
-from polyhead.service.text.answer_spans import (
-    Answer,
-    Asking,
-    Window,
-    answers,
-)
+from polyhead.service.text.answer_spans import Answer, Asking, Window, answers
 from tests.contracts.test_token_heads import answered, read, worker
 from tests.support import checkpoints
 

@@ -14,14 +14,7 @@ from hypothesis import strategies as st
 from llguidance import LLMatcher, LLTokenizer
 
 from polyhead.models.chat import ChatTemplate
-from polyhead.models.chat.chat_format import (
-    BARE,
-    LISTED,
-    TAGGED,
-    Format,
-    Style,
-    format_of,
-)
+from polyhead.models.chat.chat_format import BARE, LISTED, TAGGED, Format, Style, format_of
 from polyhead.models.checkpoint import load
 from polyhead.models.core.errors import TemplateError
 from polyhead.service.core.errors import BadRequest
@@ -38,25 +31,12 @@ from polyhead.service.text.chat_parser import (
     conversed,
     whole_utterances,
 )
-from polyhead.service.text.chat_prompt import (
-    Tool,
-    Tools,
-    called,
-    told,
-)
+from polyhead.service.text.chat_prompt import Tool, Tools, called, told
 from polyhead.service.text.detokenizer import Piece, Usage
 from polyhead.service.text.prompts import Chat
 from polyhead.service.text.tool_call_parser import Calls
 from tests.models.chat.test_template_sandbox import reference
-from tests.support.dialogue_templates import (
-    CODER,
-    HERMES2,
-    LLAMA31,
-    QWEN3,
-    QWEN25,
-    R1,
-    SMOLLM2,
-)
+from tests.support.dialogue_templates import CODER, HERMES2, LLAMA31, QWEN3, QWEN25, R1, SMOLLM2
 from tests.support.edits import edited
 from tests.support.scripted import model
 

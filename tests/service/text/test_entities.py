@@ -9,13 +9,7 @@ import torch
 import transformers as tf
 
 from polyhead.models.tokenizer import Encoding, Tokenizer
-from polyhead.service.text.entities import (
-    Aggregation,
-    Entity,
-    Tagging,
-    entities,
-    merged,
-)
+from polyhead.service.text.entities import Aggregation, Entity, Tagging, entities, merged
 from tests.contracts.test_token_heads import answered, read, worker
 from tests.support import checkpoints
 

@@ -25,38 +25,14 @@ from polyhead.service.core.errors import (
     TooMany,
 )
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Done,
-    Encode,
-    Encoded,
-    Failed,
-    Filled,
-)
+from polyhead.service.core.request import Done, Encode, Encoded, Failed, Filled
 from polyhead.service.text import inputs
 from polyhead.service.text import pipelines as answers
 from polyhead.service.text.answer_spans import Asking
 from polyhead.service.text.detokenizer import Submit
 from polyhead.service.text.entities import Aggregation
-from polyhead.service.text.inputs import (
-    MOST_WINDOWS,
-    Read,
-    Reading,
-    Windows,
-    read_inputs,
-    request_of,
-    windows,
-)
-from polyhead.service.text.pipelines import (
-    Found,
-    Guessed,
-    Reply,
-    Scores,
-    States,
-    Tagged,
-    Weighed,
-    replies,
-    under_way,
-)
+from polyhead.service.text.inputs import MOST_WINDOWS, Read, Reading, Windows, read_inputs, request_of, windows
+from polyhead.service.text.pipelines import Found, Guessed, Reply, Scores, States, Tagged, Weighed, replies, under_way
 from polyhead.service.text.tokenization import UNCONDITIONAL
 from tests.contracts.test_token_heads import answered, worker
 from tests.support import checkpoints

@@ -16,24 +16,10 @@ from polyhead.models.chat import ChatTemplate
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.concurrency.thread_pool import Piece as Task
 from polyhead.service.concurrency.thread_pool import Threads, Work
-from polyhead.service.core.errors import (
-    BadRequest,
-    EmptyInput,
-    StepFailed,
-    TooLong,
-)
+from polyhead.service.core.errors import BadRequest, EmptyInput, StepFailed, TooLong
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    UNCONDITIONAL,
-    Done,
-    Encode,
-    Failed,
-    Generate,
-    Sampling,
-    Terms,
-    Token,
-)
+from polyhead.service.core.request import UNCONDITIONAL, Done, Encode, Failed, Generate, Sampling, Terms, Token
 from polyhead.service.core.text_limits import cut, shares
 from polyhead.service.resources.request_memory import UNBOUNDED, Claim
 from polyhead.service.text.detokenizer import (
@@ -54,12 +40,7 @@ from polyhead.service.text.inputs import Read, Reading
 from polyhead.service.text.prompts import Chat, Continuation
 from polyhead.service.text.tokenization import GRAMMAR, Decoding, Text
 from tests.support.checkpoints import CHAT_TEMPLATE
-from tests.support.scripted import (
-    WAIT,
-    Source,
-    model,
-    spoken,
-)
+from tests.support.scripted import WAIT, Source, model, spoken
 
 
 @pytest.fixture(scope="module")

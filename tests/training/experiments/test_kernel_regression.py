@@ -8,16 +8,7 @@ import torch
 
 from polyhead.models.literature.score_functions import Gaussian, LearnedGaussian
 from polyhead.training.experiments import kernel_regression as kernel
-from polyhead.training.experiments.kernel_regression import (
-    ONE,
-    Even,
-    Seen,
-    fitted,
-    foretold,
-    learned,
-    left_out,
-    wrong,
-)
+from polyhead.training.experiments.kernel_regression import ONE, Even, Seen, fitted, foretold, learned, left_out, wrong
 
 
 @pytest.fixture(scope="module", params=range(2))

@@ -13,26 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from polyhead.training.loop import (
-    journal,
-    packing,
-    trainer,
-)
-from polyhead.training.loop import (
-    loss_plot as plot,
-)
-from polyhead.training.loop import (
-    saved_runs as saved,
-)
+from polyhead.training.loop import journal, packing, trainer
+from polyhead.training.loop import loss_plot as plot
+from polyhead.training.loop import saved_runs as saved
 from polyhead.training.loop.errors import RecipeError
 from polyhead.training.loop.packing import packed
 from polyhead.training.loop.schedule import Plan
-from polyhead.training.loop.trainer import (
-    BEST,
-    RUN,
-    Place,
-    train,
-)
+from polyhead.training.loop.trainer import BEST, RUN, Place, train
 
 Batch = tuple[int, ...]  # rows of the data
 

@@ -16,13 +16,7 @@ from polyhead.models.checkpoint.package_files import Package
 from polyhead.models.core.errors import CheckpointError
 from polyhead.models.network.ragged import Ragged
 from polyhead.service.cli.main import app
-from polyhead.training.data import (
-    brown,
-    home,
-    prose,
-    samples,
-    wiki,
-)
+from polyhead.training.data import brown, home, prose, samples, wiki
 from polyhead.training.data.examples import Example, split_by_source
 from polyhead.training.loop.errors import RecipeError
 from polyhead.training.networks.named_networks import NETWORKS

@@ -15,19 +15,8 @@ from polyhead.models.network.heads import TokenHead
 from polyhead.models.network.ragged import Ragged
 from polyhead.models.tokenizer import Tokenizer
 from polyhead.service.runtime import quickstart
-from polyhead.training.data import (
-    brown,
-    questions,
-    spam,
-    wiki,
-)
-from polyhead.training.data.examples import (
-    Corpus,
-    Example,
-    Split,
-    groups,
-    split_by_source,
-)
+from polyhead.training.data import brown, questions, spam, wiki
+from polyhead.training.data.examples import Corpus, Example, Split, groups, split_by_source
 from polyhead.training.loop.errors import RecipeError
 from polyhead.training.loop.lora_training import LowRank
 from polyhead.training.loop.schedule import Plan

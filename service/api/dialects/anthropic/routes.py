@@ -12,35 +12,13 @@ from starlette.responses import Response
 
 from ....text.chat_prompt import fitted
 from ....text.prompts import Chat
-from ...shared.dialect import (
-    Dialect,
-    about,
-    body,
-    permitted,
-    server,
-    takes,
-    terms,
-    visit,
-)
+from ...shared.dialect import Dialect, about, body, permitted, server, takes, terms, visit
 from ...shared.generation_calls import json_of, spoken
 from ...shared.output_items import said, streamed
-from ...shared.streaming import (
-    EventStream,
-    JsonResponse,
-    answer,
-    events,
-    named,
-)
+from ...shared.streaming import EventStream, JsonResponse, answer, events, named
 from .read import read_count, read_messages
 from .wire import CountRequest, MessagesRequest
-from .write import (
-    PING,
-    Call,
-    Events,
-    write_count,
-    write_error,
-    write_message,
-)
+from .write import PING, Call, Events, write_count, write_error, write_message
 
 router = APIRouter(tags=["Anthropic"])
 

@@ -9,14 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
-from ...shared.dialect import (
-    Count,
-    Neutral,
-    Wire,
-    Work,
-    at_most,
-    between,
-)
+from ...shared.dialect import Count, Neutral, Wire, Work, at_most, between
 from ...shared.head_options import StopString
 from ...shared.tagged_unions import OneOf
 

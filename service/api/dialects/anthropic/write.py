@@ -13,15 +13,7 @@ from pydantic_core import from_json
 from ....core.errors import PolyheadError
 from ....text.chat_parser import Utterance
 from ....text.detokenizer import Usage
-from ...shared.output_items import (
-    Begun,
-    Ended,
-    Happening,
-    Item,
-    Items,
-    More,
-    whole,
-)
+from ...shared.output_items import Begun, Ended, Happening, Item, Items, More, whole
 
 ERRORS: Mapping[int, str] = {
     401: "authentication_error",

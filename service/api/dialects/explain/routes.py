@@ -11,21 +11,9 @@ from starlette.responses import Response
 
 from ....core.errors import NotFound
 from ....core.request import Task
-from ...shared.dialect import (
-    about,
-    body,
-    permitted,
-    server,
-    takes,
-)
+from ...shared.dialect import about, body, permitted, server, takes
 from ...shared.encoding_calls import FEW, spelled
-from ...shared.explain_calls import (
-    OFF,
-    ExplainRequest,
-    Question,
-    explained,
-    given_of,
-)
+from ...shared.explain_calls import OFF, ExplainRequest, Question, explained, given_of
 from ...shared.explain_options import why_of
 from ...shared.streaming import answer
 

@@ -17,13 +17,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from ....concurrency.outcome import on_thread
-from ....core.errors import (
-    BadRequest,
-    NotFound,
-    PolyheadError,
-    TooMany,
-    WrongTask,
-)
+from ....core.errors import BadRequest, NotFound, PolyheadError, TooMany, WrongTask
 from ....core.model import Model
 from ....core.request import Task
 from ....text import similarity, zero_shot
@@ -31,38 +25,13 @@ from ....text.detokenizer import Usage, whole
 from ....text.inputs import Input, Reading, is_text
 from ....text.pipelines import Reply, Scores
 from ...shared import generation_calls as generating
-from ...shared.dialect import (
-    Dialect,
-    about,
-    permitted,
-    server,
-    takes,
-)
-from ...shared.encoding_calls import (
-    Replies,
-    Writing,
-    items_of,
-    kinded,
-    read,
-    written,
-)
+from ...shared.dialect import Dialect, about, permitted, server, takes
+from ...shared.encoding_calls import Replies, Writing, items_of, kinded, read, written
 from ...shared.explain_calls import Question, check_on, explained
 from ...shared.hf_generation_write import chunks, write_error
 from ...shared.json_body import received, sized, value_of
-from ...shared.streaming import (
-    EventStream,
-    Parts,
-    answer,
-    dumps_sliced,
-    events,
-)
-from ...shared.task_names import (
-    GENERATION,
-    HEADS,
-    WRITTEN,
-    ZERO_SHOT,
-    tasks_of,
-)
+from ...shared.streaming import EventStream, Parts, answer, dumps_sliced, events
+from ...shared.task_names import GENERATION, HEADS, WRITTEN, ZERO_SHOT, tasks_of
 from . import wire as asked
 from . import write as said
 

@@ -16,14 +16,7 @@ from ....explain.explain_request import Why
 from ....text import zero_shot
 from ....text.inputs import Input, Reading
 from ....text.prompts import Continuation
-from ...shared.dialect import (
-    MOST_TEXTS,
-    Neutral,
-    Wire,
-    Work,
-    at_most,
-    described,
-)
+from ...shared.dialect import MOST_TEXTS, Neutral, Wire, Work, at_most, described
 from ...shared.explain_options import Explaining, why_of
 from ...shared.head_options import (
     LONGEST_WORD,

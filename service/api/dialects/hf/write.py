@@ -9,12 +9,7 @@ from typing import Any
 
 from ....core.model import Model
 from ....text.detokenizer import Piece
-from ....text.pipelines import (
-    Found,
-    Guessed,
-    Scores,
-    Tagged,
-)
+from ....text.pipelines import Found, Guessed, Scores, Tagged
 from ...shared import pipeline_outputs as findings
 from ...shared.encoding_calls import Writing, most_labels, most_numbers
 from ...shared.hf_generation_write import answered, write_error

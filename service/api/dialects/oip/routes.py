@@ -22,41 +22,13 @@ from ....resources.request_memory import STEP
 from ....text.detokenizer import whole
 from ...operations import health
 from ...shared import generation_calls as generating
-from ...shared.dialect import (
-    Dialect,
-    about,
-    body,
-    permitted,
-    server,
-    takes,
-    visit,
-)
-from ...shared.encoding_calls import (
-    Replies,
-    apart,
-    piece_size,
-    read,
-    size_of,
-)
+from ...shared.dialect import Dialect, about, body, permitted, server, takes, visit
+from ...shared.encoding_calls import Replies, apart, piece_size, read, size_of
 from ...shared.generation_calls import Answers
 from ...shared.json_body import received, sized, value_of
-from ...shared.streaming import (
-    EventStream,
-    JsonResponse,
-    Parts,
-    answer,
-    events,
-)
+from ...shared.streaming import EventStream, JsonResponse, Parts, answer, events
 from .tensors import HEADER, Body, split
-from .wire import (
-    TAKES,
-    GenerateRequest,
-    InferRequest,
-    TextRequest,
-    columns,
-    read_generate,
-    read_text,
-)
+from .wire import TAKES, GenerateRequest, InferRequest, TextRequest, columns, read_generate, read_text
 from .wire import read as asked
 from .write import (
     MODEL_VERSION,

@@ -14,14 +14,7 @@ from ....core.errors import BadRequest
 from ....core.request import Task
 from ....text.inputs import Reading
 from ....text.prompts import Continuation
-from ...shared.dialect import (
-    Count,
-    Neutral,
-    Wire,
-    Work,
-    at_most,
-    between,
-)
+from ...shared.dialect import Count, Neutral, Wire, Work, at_most, between
 from ...shared.head_options import (
     Answering,
     Embedding,

@@ -17,13 +17,7 @@ from ....core.request import Task
 from ....core.version import VERSION
 from ....text.answer_spans import Answer
 from ....text.detokenizer import Piece
-from ....text.pipelines import (
-    Found,
-    Guessed,
-    Reply,
-    Scores,
-    Tagged,
-)
+from ....text.pipelines import Found, Guessed, Reply, Scores, Tagged
 from ...shared import pipeline_outputs as findings
 from ...shared.hf_generation_write import reason, tokens
 from ...shared.streaming import dumps_sliced

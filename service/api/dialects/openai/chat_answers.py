@@ -7,23 +7,11 @@ same parts.
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ....text.chat_parser import (
-    Arguments,
-    Part,
-    Thought,
-    Utterance,
-    Words,
-)
+from ....text.chat_parser import Arguments, Part, Thought, Utterance, Words
 from ....text.chat_parser import Call as ToolCall
 from ....text.detokenizer import Drawn, Usage
 from ...shared.openai_errors import scored
-from .write import (
-    Call,
-    envelope,
-    prompt_logprobs,
-    streamed,
-    usage,
-)
+from .write import Call, envelope, prompt_logprobs, streamed, usage
 
 GOES_ON: Mapping[str, Any] = {"finish_reason": None}
 

@@ -20,54 +20,21 @@ from ....core.errors import PolyheadError
 from ....core.model import Model
 from ....core.request import Task
 from ....resources.request_memory import WRITTEN
-from ....text.chat_parser import (
-    Utterance,
-    Utterances,
-    silent,
-    whole_utterances,
-)
+from ....text.chat_parser import Utterance, Utterances, silent, whole_utterances
 from ....text.detokenizer import Drawn, Usage, whole
 from ....text.pipelines import Reply
 from ....text.prompts import Continuation
 from ....text.tokenization import Decoding
 from ...shared import generation_calls as generating
-from ...shared.dialect import (
-    Dialect,
-    about,
-    body,
-    permitted,
-    server,
-    several,
-    takes,
-    visit,
-)
-from ...shared.encoding_calls import (
-    FEW,
-    Writing,
-    body_of,
-    most_numbers,
-    read,
-    spelled,
-)
+from ...shared.dialect import Dialect, about, body, permitted, server, several, takes, visit
+from ...shared.encoding_calls import FEW, Writing, body_of, most_numbers, read, spelled
 from ...shared.explain_calls import Question, check_on, explained_writing
 from ...shared.generation_calls import Answers, chunk_of
 from ...shared.openai_errors import write_error
 from ...shared.openai_sampling import Sampled
-from ...shared.streaming import (
-    EventStream,
-    JsonResponse,
-    answer,
-    events,
-)
+from ...shared.streaming import EventStream, JsonResponse, answer, events
 from .chat_answers import chat_usage, chunks_chat, write_chat
-from .wire import (
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingRequest,
-    read_chat,
-    read_completion,
-    read_embedding,
-)
+from .wire import ChatRequest, CompletionRequest, EmbeddingRequest, read_chat, read_completion, read_embedding
 from .write import (
     Call,
     chunk_completion,

@@ -11,13 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from ....core.errors import BadRequest
 from ....text.chat_prompt import Reasoning, Tool, Tools
-from ...shared.dialect import (
-    Neutral,
-    Wire,
-    at_most,
-    between,
-    described,
-)
+from ...shared.dialect import Neutral, Wire, at_most, between, described
 from ...shared.tagged_unions import said_type
 from ...shared.tool_options import EFFORTS, check_names, tool
 

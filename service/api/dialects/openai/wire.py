@@ -15,27 +15,11 @@ from ....explain.explain_request import Why
 from ....text.chat_prompt import Talk
 from ....text.inputs import Reading
 from ....text.prompts import Chat, Continuation
-from ...shared.dialect import (
-    Count,
-    Neutral,
-    TextsOrIds,
-    Wire,
-    Work,
-    at_most,
-    between,
-    several,
-)
+from ...shared.dialect import Count, Neutral, TextsOrIds, Wire, Work, at_most, between, several
 from ...shared.explain_options import Explaining, why_of
 from ...shared.openai_sampling import Sampled, continuation
 from .chat_messages import Messages, check_calls, check_last, spoken
-from .tools import (
-    AUTO,
-    Choice,
-    Thinks,
-    ToolList,
-    read_reasoning,
-    read_tools,
-)
+from .tools import AUTO, Choice, Thinks, ToolList, read_reasoning, read_tools
 
 MOST_VARIABLES, MOST_DOCUMENTS = 64, 1024
 

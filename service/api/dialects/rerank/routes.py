@@ -33,12 +33,7 @@ from ...shared.dialect import (
     permitted,
     takes,
 )
-from ...shared.encoding_calls import (
-    every,
-    read,
-    size_of,
-    spelled,
-)
+from ...shared.encoding_calls import every, read, size_of, spelled
 from ...shared.streaming import answer
 
 TASKS: tuple[Task, ...] = ("rank", "embed")

@@ -11,22 +11,11 @@ from operator import attrgetter
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from ...shared.dialect import (
-    Dialect,
-    about,
-    body,
-    permitted,
-    takes,
-)
+from ...shared.dialect import Dialect, about, body, permitted, takes
 from ...shared.generation_calls import json_of, kept, spoken
 from ...shared.openai_errors import write_error
 from ...shared.output_items import said, streamed
-from ...shared.streaming import (
-    EventStream,
-    answer,
-    events,
-    named,
-)
+from ...shared.streaming import EventStream, answer, events, named
 from .read import read_response, repeated
 from .wire import ResponseRequest
 from .write import Call, Events, write_response

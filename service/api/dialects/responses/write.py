@@ -12,15 +12,7 @@ from ....core.errors import PolyheadError
 from ....text.chat_parser import Utterance
 from ....text.detokenizer import Drawn, Usage
 from ...shared.openai_errors import scored
-from ...shared.output_items import (
-    Begun,
-    Ended,
-    Happening,
-    Item,
-    Items,
-    More,
-    whole,
-)
+from ...shared.output_items import Begun, Ended, Happening, Item, Items, More, whole
 
 PREFIXES = {"thought": "rs", "words": "msg", "call": "fc"}
 

@@ -16,23 +16,8 @@ from ....core.request import Task
 from ....text.pipelines import Scores
 from ....text.similarity import cosines
 from ....text.tokenization import Decoding
-from ...shared.dialect import (
-    Dialect,
-    Wire,
-    about,
-    body,
-    permitted,
-    server,
-    takes,
-    visit,
-)
-from ...shared.encoding_calls import (
-    every,
-    read,
-    size_of,
-    spelled,
-    written,
-)
+from ...shared.dialect import Dialect, Wire, about, body, permitted, server, takes, visit
+from ...shared.encoding_calls import every, read, size_of, spelled, written
 from ...shared.json_body import received, sized, value_of
 from ...shared.streaming import JsonResponse, Parts, answer
 from ..tokens import routes as tokens

@@ -12,24 +12,11 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from ....core.errors import (
-    BadRequest,
-    Expired,
-    PolyheadError,
-    StepFailed,
-    Stopped,
-)
+from ....core.errors import BadRequest, Expired, PolyheadError, StepFailed, Stopped
 from ....core.model import Model
 from ....text.detokenizer import whole
 from ...shared import generation_calls as generating
-from ...shared.dialect import (
-    Dialect,
-    Work,
-    about,
-    body,
-    permitted,
-    takes,
-)
+from ...shared.dialect import Dialect, Work, about, body, permitted, takes
 from ...shared.hf_generation import INSIDE, GenerateParameters
 from ...shared.hf_generation import generating as asked
 from ...shared.hf_generation_write import answered, chunks, write_error

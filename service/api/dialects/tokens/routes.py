@@ -17,23 +17,8 @@ from ....resources.request_memory import Claim
 from ....text.chat_prompt import fitted
 from ....text.prompts import Chat
 from ....text.tokenization import Decoding, spell_tokens
-from ...shared.dialect import (
-    MOST_IDS,
-    TokenId,
-    Wire,
-    about,
-    at_most,
-    body,
-    permitted,
-    server,
-    takes,
-    visit,
-)
-from ...shared.streaming import (
-    Parts,
-    answer,
-    dumps_sliced,
-)
+from ...shared.dialect import MOST_IDS, TokenId, Wire, about, at_most, body, permitted, server, takes, visit
+from ...shared.streaming import Parts, answer, dumps_sliced
 from ..openai.wire import ChatRequest, read_chat
 
 ALL = get_args(Task)

@@ -15,27 +15,12 @@ import pytest
 from fastapi import FastAPI
 
 from polyhead.models.tokenizer import Tokenizer
-from polyhead.service.api.access.admission import (
-    LONGEST_WAIT,
-    REMEMBERED,
-    Admission,
-    Bounds,
-)
+from polyhead.service.api.access.admission import LONGEST_WAIT, REMEMBERED, Admission, Bounds
 from polyhead.service.api.access.app_state import Server
 from polyhead.service.api.shared import json_body as body
 from polyhead.service.core.errors import BadRequest, Overloaded, Unavailable
 from polyhead.service.core.model import Model
-from tests.support.scripted import (
-    WAIT,
-    Connection,
-    Idle,
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-    until,
-)
+from tests.support.scripted import WAIT, Connection, Idle, Registry, application, ask, echo, model, until
 
 GO_ON = {"model": "talker", "prompt": "The fox"}
 PLENTY = 1 << 40

@@ -21,14 +21,7 @@ from polyhead.service.config.keys import SCOPES, Key
 from polyhead.service.core.errors import Forbidden, PolyheadError, Unavailable
 from polyhead.service.core.model import Model, State
 from polyhead.service.runtime.model_resolver import Offer
-from tests.support.scripted import (
-    Connection,
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-)
+from tests.support.scripted import Connection, Registry, application, ask, echo, model
 
 TALK = [{"role": "user", "content": "The fox"}]
 INFER = {"inputs": [{"name": "text", "datatype": "BYTES", "shape": [1], "data": ["The fox"]}]}

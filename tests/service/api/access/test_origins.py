@@ -20,15 +20,7 @@ from polyhead.service.core.model import Model
 from tests.service.api.test_app import call, routes, server_of
 from tests.support.processes import Process
 from tests.support.raw import Said, said
-from tests.support.scripted import (
-    WAIT,
-    Connection,
-    Registry,
-    application,
-    echo,
-    model,
-    until,
-)
+from tests.support.scripted import WAIT, Connection, Registry, application, echo, model, until
 
 OURS, FOREIGN, FRIEND = "http://testserver", "https://evil.example", "https://app.example.com"
 TALK = {"model": "talker", "messages": [{"role": "user", "content": "The fox"}]}

@@ -18,25 +18,8 @@ from polyhead.service.api.http.body_limits import STRIDE, WHOLE, Receiving
 from polyhead.service.core.errors import Overloaded, SlowBody
 from polyhead.service.core.model import Model
 from tests.support.processes import Process
-from tests.support.raw import (
-    Said,
-    answers,
-    chunk,
-    connected,
-    heard,
-    post,
-    said,
-)
-from tests.support.scripted import (
-    WAIT,
-    Connection,
-    Idle,
-    Registry,
-    application,
-    echo,
-    model,
-    until,
-)
+from tests.support.raw import Said, answers, chunk, connected, heard, post, said
+from tests.support.scripted import WAIT, Connection, Idle, Registry, application, echo, model, until
 
 GO_ON = json.dumps({"model": "chat", "prompt": [40, 41], "max_tokens": 1, "temperature": 0}).encode()
 TALK = {"model": "talker", "prompt": "The fox"}

@@ -13,18 +13,8 @@ from uvicorn.server import ServerState
 from polyhead.service.api.http.connection import Connection
 from polyhead.service.api.http.connection_limits import Edge
 from polyhead.service.api.shared.openai_errors import write_error
-from tests.support.raw import (
-    answers,
-    chunk,
-    chunked,
-    post,
-)
-from tests.support.scripted import (
-    Registry,
-    application,
-    echo,
-    model,
-)
+from tests.support.raw import answers, chunk, chunked, post
+from tests.support.scripted import Registry, application, echo, model
 
 App = Callable[..., Awaitable[None]]
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

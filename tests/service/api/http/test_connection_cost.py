@@ -8,15 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import Process
-from tests.support.raw import (
-    LAST,
-    answers,
-    chunked,
-    connected,
-    heard,
-    post,
-    said,
-)
+from tests.support.raw import LAST, answers, chunked, connected, heard, post, said
 
 COUNT = 1_000_000
 SLICE = 1 << 14

@@ -22,24 +22,10 @@ from polyhead.service.api.http.exchange import PIECE
 from polyhead.service.concurrency import loop_errors
 from polyhead.service.concurrency.loop_errors import LoopErrors
 from polyhead.service.resources.request_memory import BODY, Headroom
-from tests.service.api.http.test_connection import (
-    GET,
-    LEAVING,
-    Served,
-    newest,
-    replying,
-    run,
-    told,
-)
+from tests.service.api.http.test_connection import GET, LEAVING, Served, newest, replying, run, told
 from tests.support.raw import answers
 from tests.support.scripted import Connection as Asked
-from tests.support.scripted import (
-    Registry,
-    application,
-    echo,
-    model,
-    until,
-)
+from tests.support.scripted import Registry, application, echo, model, until
 
 LARGE = 8 << 20  # bytes of an answer, more than the kernel keeps
 

@@ -15,17 +15,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import Process
-from tests.support.raw import (
-    LAST,
-    Said,
-    answers,
-    chunk,
-    chunked,
-    connected,
-    heard,
-    post,
-    said,
-)
+from tests.support.raw import LAST, Said, answers, chunk, chunked, connected, heard, post, said
 
 LIMIT = 50_000  # bytes of a body
 SHORT, LONGER = 1.0, 2.0  # seconds for a header and an idle connection, and for a body

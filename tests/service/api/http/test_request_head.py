@@ -9,13 +9,7 @@ import h11
 import pytest
 
 from polyhead.service.api.http.request_body import Chunked
-from polyhead.service.api.http.request_head import (
-    CHUNKED,
-    END,
-    Head,
-    end_of,
-    read_head,
-)
+from polyhead.service.api.http.request_head import CHUNKED, END, Head, end_of, read_head
 from polyhead.service.core.errors import Unreadable
 
 MEANT = b"\r\n\t \0:;,/?%#-+=0Aa\x7f\xff"

@@ -8,14 +8,7 @@ import pytest
 from fastapi import FastAPI
 
 from polyhead.service.core.model import Model, State
-from tests.support.scripted import (
-    Idle,
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-)
+from tests.support.scripted import Idle, Registry, application, ask, echo, model
 
 WELL = State("ready", 1.0)
 

@@ -17,12 +17,7 @@ from polyhead.service.api.operations.web_pages import (
     wants_html,
 )
 from tests.service.api.test_app import call
-from tests.support.scripted import (
-    Registry,
-    application,
-    echo,
-    model,
-)
+from tests.support.scripted import Registry, application, echo, model
 
 BROWSER = {"Accept": "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8"}
 KEY = {"Authorization": "Bearer s3cret"}

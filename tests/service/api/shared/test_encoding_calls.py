@@ -14,33 +14,14 @@ import pytest
 from polyhead.service.api.dialects.openai.routes import around_embeddings, write_embeddings
 from polyhead.service.api.dialects.tei.write import STATES, WEIGHTS
 from polyhead.service.api.shared import pipeline_outputs as findings
-from polyhead.service.api.shared.encoding_calls import (
-    FEW,
-    Writing,
-    body_of,
-    most_labels,
-    written,
-)
+from polyhead.service.api.shared.encoding_calls import FEW, Writing, body_of, most_labels, written
 from polyhead.service.api.shared.openai_errors import write_error
 from polyhead.service.api.shared.streaming import LineStream, Parts, dumps_sliced
 from polyhead.service.core.errors import BodyTooLarge, PolyheadError
-from polyhead.service.resources.request_memory import (
-    KEPT,
-    UNBOUNDED,
-    Claim,
-    Headroom,
-)
+from polyhead.service.resources.request_memory import KEPT, UNBOUNDED, Claim, Headroom
 from polyhead.service.text.detokenizer import Usage
 from polyhead.service.text.entities import Entity
-from polyhead.service.text.pipelines import (
-    Guessed,
-    Reply,
-    Scores,
-    States,
-    Tagged,
-    Weighed,
-    Word,
-)
+from polyhead.service.text.pipelines import Guessed, Reply, Scores, States, Tagged, Weighed, Word
 
 MIB = 1 << 20
 LABELS = tuple(f"label \x01 {index}" for index in range(77))

@@ -29,21 +29,11 @@ from polyhead.service.api.dialects.responses import wire as responses_wire
 from polyhead.service.api.dialects.tei import wire as tei_wire
 from polyhead.service.api.dialects.tgi import routes as tgi
 from polyhead.service.api.dialects.tokens import routes as tokens
-from polyhead.service.api.shared import (
-    explain_calls as explaining,
-)
-from polyhead.service.api.shared import (
-    explain_options as explain_wire,
-)
-from polyhead.service.api.shared import (
-    head_options as options,
-)
-from polyhead.service.api.shared import (
-    hf_generation as generation_wire,
-)
-from polyhead.service.api.shared import (
-    response_formats as forms,
-)
+from polyhead.service.api.shared import explain_calls as explaining
+from polyhead.service.api.shared import explain_options as explain_wire
+from polyhead.service.api.shared import head_options as options
+from polyhead.service.api.shared import hf_generation as generation_wire
+from polyhead.service.api.shared import response_formats as forms
 from polyhead.service.api.shared.dialect import Wire, Work
 from polyhead.service.api.shared.openai_sampling import Sampled
 from polyhead.service.api.shared.sampling_options import Drawing

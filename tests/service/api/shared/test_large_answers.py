@@ -23,26 +23,14 @@ from polyhead.service.api.shared.streaming import MOST_OBJECTS, dumps_sliced
 from polyhead.service.concurrency.time_slices import SLICE, TOKENS
 from polyhead.service.core.errors import Overloaded
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Done,
-    Event,
-    Prompted,
-    Token,
-)
+from polyhead.service.core.request import Done, Event, Prompted, Token
 from polyhead.service.engine import delivery
 from polyhead.service.engine.delivery import Deliveries
 from polyhead.service.engine.event_stream import Link, Stream
 from polyhead.service.engine.worker import Answer, Course
 from polyhead.service.resources.request_memory import Claim, Headroom
 from polyhead.service.text import detokenizer as transcript_module
-from polyhead.service.text.detokenizer import (
-    Drawn,
-    Piece,
-    Scored,
-    Stops,
-    Transcript,
-    pieces,
-)
+from polyhead.service.text.detokenizer import Drawn, Piece, Scored, Stops, Transcript, pieces
 from tests.contracts.test_slices import Beats
 from tests.service.api.operations.test_admin import Client
 from tests.service.api.operations.test_admin import serving as served

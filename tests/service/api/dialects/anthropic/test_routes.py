@@ -26,26 +26,10 @@ from polyhead.service.core.errors import (
     Unavailable,
 )
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Done,
-    Failed,
-    Generate,
-    Sampling,
-)
+from polyhead.service.core.request import Done, Failed, Generate, Sampling
 from polyhead.service.text.chat_prompt import Talk
 from polyhead.service.text.prompts import Chat
-from tests.support.scripted import (
-    TEMPLATE,
-    WAIT,
-    Connection,
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-    spoken,
-    until,
-)
+from tests.support.scripted import TEMPLATE, WAIT, Connection, Registry, application, ask, echo, model, spoken, until
 
 TALK: dict[str, Any] = {"model": "talker", "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]}
 TOOL = {"name": "find", "description": "d", "input_schema": {"type": "object", "properties": {"q": {"type": "string"}}}}

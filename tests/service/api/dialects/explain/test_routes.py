@@ -14,12 +14,7 @@ import transformers as tf
 
 from polyhead.service.config.settings import Settings
 from polyhead.service.core.errors import AnswerTooLarge
-from polyhead.service.explain.explain_request import (
-    Shown,
-    Subject,
-    Why,
-    found_again,
-)
+from polyhead.service.explain.explain_request import Shown, Subject, Why, found_again
 from polyhead.service.explain.explain_response import check_size
 from tests.models.checkpoint.test_merged_adapter import adapted
 from tests.support import checkpoints, translators

@@ -40,28 +40,13 @@ from polyhead.service.core.errors import (
     Unauthorized,
 )
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Done,
-    Failed,
-    Generate,
-    Request,
-)
+from polyhead.service.core.request import Done, Failed, Generate, Request
 from polyhead.service.text import zero_shot
 from polyhead.service.text.answer_spans import Asking
 from polyhead.service.text.detokenizer import Drawn, Piece, Scored
 from polyhead.service.text.entities import Entity
 from polyhead.service.text.inputs import Windows
-from tests.support.scripted import (
-    WAIT,
-    Connection,
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-    spoken,
-    until,
-)
+from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, spoken, until
 
 LABELS = ("bad", "so-so", "good")
 SHOT = {"inputs": "a film", "parameters": {"candidate_labels": ["fox", "dog"]}}

@@ -10,13 +10,7 @@ from polyhead.service.api.dialects.hf.wire import WriteCall, read_write
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.model import Customs
 from polyhead.service.core.request import Beams, Generate, Sampling
-from tests.support.scripted import (
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-)
+from tests.support.scripted import Registry, application, ask, echo, model
 
 SEARCHES = Customs(
     opening=(2, 7),

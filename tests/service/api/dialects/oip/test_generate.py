@@ -11,20 +11,8 @@ from fastapi import FastAPI
 from polyhead.service.api.dialects.oip.wire import TextRequest, read_text
 from polyhead.service.core.errors import StepFailed
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Beams,
-    Failed,
-    Generate,
-    Request,
-)
-from tests.support.scripted import (
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-    spoken,
-)
+from polyhead.service.core.request import Beams, Failed, Generate, Request
+from tests.support.scripted import Registry, application, ask, echo, model, spoken
 
 PROMPT = "The quick fox"
 PATH = "/v2/models/org/talker/generate"

@@ -14,27 +14,13 @@ import tritonclient.http as triton
 from fastapi import FastAPI
 from tritonclient.utils import InferenceServerException
 
-from polyhead.service.api.dialects.oip.tensors import (
-    HEADER,
-    Given,
-    Tensor,
-    lengthy,
-    texts,
-    written,
-)
+from polyhead.service.api.dialects.oip.tensors import HEADER, Given, Tensor, lengthy, texts, written
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.model import Model
 from polyhead.service.core.request import Encode, Generate
 from tests.support import checkpoints
 from tests.support.processes import Process
-from tests.support.scripted import (
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-    numbers,
-)
+from tests.support.scripted import Registry, application, ask, echo, model, numbers
 
 LABELS = ("bad", "so-so", "good")
 TEXTS = ["a good film", "größer, 日本"]

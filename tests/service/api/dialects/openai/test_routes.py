@@ -38,29 +38,9 @@ from polyhead.service.core.errors import (
     Unavailable,
 )
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Done,
-    Encode,
-    Failed,
-    Generate,
-    Prompted,
-    Request,
-    Sampling,
-    Token,
-)
+from polyhead.service.core.request import Done, Encode, Failed, Generate, Prompted, Request, Sampling, Token
 from polyhead.service.resources.request_memory import LEAST, UNBOUNDED
-from tests.support.scripted import (
-    WAIT,
-    Connection,
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-    numbers,
-    spoken,
-    until,
-)
+from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, spoken, until
 
 TALK = {"model": "talker", "messages": [{"role": "user", "content": "Hi"}]}
 GO_ON = {"model": "talker", "prompt": "The fox"}

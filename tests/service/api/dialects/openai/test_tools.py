@@ -12,26 +12,9 @@ from polyhead.models.chat import ChatTemplate
 from polyhead.service.api.dialects.openai.wire import ChatRequest, read_chat
 from polyhead.service.core.errors import BadRequest
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Done,
-    Event,
-    Generate,
-    Request,
-    Token,
-)
-from tests.support.dialogue_templates import (
-    LLAMA31,
-    QWEN3,
-    R1,
-    SMOLLM2,
-)
-from tests.support.scripted import (
-    Registry,
-    application,
-    ask,
-    model,
-    spoken,
-)
+from polyhead.service.core.request import Done, Event, Generate, Request, Token
+from tests.support.dialogue_templates import LLAMA31, QWEN3, R1, SMOLLM2
+from tests.support.scripted import Registry, application, ask, model, spoken
 
 PATH = "/v1/chat/completions"
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

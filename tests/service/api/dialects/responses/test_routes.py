@@ -13,24 +13,11 @@ from polyhead.service.api.dialects.responses.read import read_response
 from polyhead.service.api.dialects.responses.wire import ResponseRequest
 from polyhead.service.core.errors import BadRequest, Overloaded, StepFailed
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Done,
-    Failed,
-    Generate,
-    Sampling,
-)
+from polyhead.service.core.request import Done, Failed, Generate, Sampling
 from polyhead.service.text.chat_prompt import Talk
 from polyhead.service.text.prompts import Chat
 from tests.support.dialogue_templates import QWEN3
-from tests.support.scripted import (
-    TEMPLATE,
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-    spoken,
-)
+from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model, spoken
 
 ASK: dict[str, Any] = {"model": "talker", "input": "Hi"}
 TOOL = {"type": "function", "name": "find", "description": "d", "parameters": {"type": "object"}, "strict": True}

@@ -46,17 +46,7 @@ from polyhead.service.core.request import Encode, Failed
 from polyhead.service.resources.request_memory import LEAST, UNBOUNDED
 from polyhead.service.text import tokenization
 from tests.service.api.test_app import call
-from tests.support.scripted import (
-    WAIT,
-    Connection,
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-    numbers,
-    until,
-)
+from tests.support.scripted import WAIT, Connection, Registry, application, ask, echo, model, numbers, until
 
 PREDICT = {"inputs": "a good film"}
 EMBED = {"inputs": "a good film"}

@@ -12,25 +12,9 @@ from polyhead.service.api.shared.hf_generation import GenerateParameters, genera
 from polyhead.service.core.errors import BadRequest, StepFailed
 from polyhead.service.core.grammar import Grammar
 from polyhead.service.core.model import Model
-from polyhead.service.core.request import (
-    Beams,
-    Done,
-    Failed,
-    Generate,
-    Prompted,
-    Request,
-    Sampling,
-    Token,
-)
+from polyhead.service.core.request import Beams, Done, Failed, Generate, Prompted, Request, Sampling, Token
 from polyhead.service.text.prompts import Continuation
-from tests.support.scripted import (
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-    spoken,
-)
+from tests.support.scripted import Registry, application, ask, echo, model, spoken
 
 PROMPT = "The quick fox"
 

@@ -11,14 +11,7 @@ from polyhead.service.core.model import Model
 from polyhead.service.core.request import Generate
 from polyhead.service.resources.request_memory import LEAST, UNBOUNDED
 from polyhead.service.text import tokenization
-from tests.support.scripted import (
-    TEMPLATE,
-    Registry,
-    application,
-    ask,
-    echo,
-    model,
-)
+from tests.support.scripted import TEMPLATE, Registry, application, ask, echo, model
 
 TALK = [{"role": "user", "content": "größer 日本"}]
 WRITTEN = "<user>größer 日本<assistant>"
